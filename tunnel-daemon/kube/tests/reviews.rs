@@ -101,7 +101,7 @@ impl World {
 }
 
 /// A kubeconfig in `folder` for this API server, whose user authenticates this way.
-async fn open_as(api: &FakeApi, folder: &TempDir, user: serde_json::Value) -> Api {
+async fn open_as(api: &FakeApi, folder: &TempDir, user: serde_json::Value) -> Arc<Api> {
     let file = folder.path().join("kubeconfig");
     let mut kubeconfig: serde_json::Value = serde_json::from_str(&api.kubeconfig()).expect("JSON");
     kubeconfig["users"][0]["user"] = user;
@@ -122,7 +122,7 @@ fn plugin_of(command: impl serde::Serialize, args: &[&std::path::Path]) -> serde
 }
 
 /// A reviewer without a limit on the rate.
-fn reviewer_of(api: Api) -> Reviewer {
+fn reviewer_of(api: Arc<Api>) -> Reviewer {
     Reviewer::new(api, policy(), UNLIMITED, Arc::new(Counted::default()))
 }
 

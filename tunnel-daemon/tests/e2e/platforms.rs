@@ -52,7 +52,6 @@ const RETIRED: &str = "--apiserver-port-mapping";
 /// A server for agents of platforms that provide the server.
 const OTHERS: End = End {
     called: "proxy-server",
-    health: 8134,
     flags: &[
         "--uds-name=/run/konnectivity/konnectivity-server.socket",
         "--cluster-cert=/etc/konnectivity/tls.crt",

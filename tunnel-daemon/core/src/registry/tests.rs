@@ -465,7 +465,7 @@ fn a_retired_link_keeps_its_agent_id_from_others() {
 
 #[test]
 fn excluded_links_are_never_chosen_and_their_agents_come_last() {
-    let mut world = World::with("default", "a, a, b");
+    let world = World::with("default", "a, a, b");
     assert_eq!(world.choices_without("x:1", &[2]), [3]);
     assert_eq!(world.choices_without("x:1", &[2, 3]), [1]);
     assert_eq!(world.choices_without("x:1", &[1, 2, 3]), []);
@@ -473,7 +473,7 @@ fn excluded_links_are_never_chosen_and_their_agents_come_last() {
 
 #[test]
 fn an_excluded_match_does_not_fall_to_the_next_strategy() {
-    let mut world = World::with("destHost,default", "a host=h, b");
+    let world = World::with("destHost,default", "a host=h, b");
     assert_eq!(world.choices_without("h:1", &[1]), []);
 }
 

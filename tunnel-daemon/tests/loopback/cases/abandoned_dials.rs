@@ -1,14 +1,12 @@
 //! A client that disconnects while its dial is pending cancels that dial at once, at the server and at the agent.
 
-use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
-use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixStream;
 
 use crate::support::connect;
 use crate::support::process::sum;
-use crate::support::raw::{Call, Connection};
+use crate::support::raw::{Call, Connection, close_dial, close_request, close_response};
 use crate::support::targets;
 use crate::support::wait::until;
 use crate::support::world::World;
@@ -53,15 +51,12 @@ impl Client {
     async fn dial(world: &World, how: Leaves, target: &str) -> Self {
         match how {
             Leaves::Closing => {
-                let stream = UnixStream::connect(world.connect()).await;
-                let mut stream = stream.expect("the frontend listens");
-                let head = connect::head(target);
-                stream.write_all(&head).await.expect("taken");
+                let mut stream = world.client().await;
+                connect::say(&mut stream, &connect::head(target)).await;
                 Self::Http(stream)
             }
             Leaves::DialClose | Leaves::Cancelling | Leaves::Finishing | Leaves::Vanishing => {
-                let connection = Connection::client(world).await;
-                let mut call = connection.proxy().await;
+                let (connection, mut call) = Connection::proxied(world).await;
                 call.dial(DIAL, target);
                 Self::Grpc(Box::new((connection, call)))
             }
@@ -76,9 +71,7 @@ impl Client {
                 None
             }
             (Self::Grpc(mut grpc), Leaves::DialClose) => {
-                let close = wire::CloseDial { random: DIAL };
-                grpc.1
-                    .packet(PacketType::DialCls, Payload::CloseDial(close));
+                grpc.1.packet(PacketType::DialCls, close_dial(DIAL));
                 Some(Self::Grpc(grpc))
             }
             (Self::Grpc(mut grpc), Leaves::Finishing) => {
@@ -112,12 +105,10 @@ async fn assert_given_up(world: &World, dials: u32) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dials_cancelled_by_their_clients_are_cancelled_at_the_agent_at_once() {
     let world = World::start(&[DIAL_TIMEOUT]).await;
-    let agent = Connection::agent(&world).await;
-    let mut link = agent.link("silent", "").await;
+    let (_agent, mut link) = Connection::linked(&world, "silent", "").await;
     // The first dial creates the gauges that `assert_given_up` reads.
     let used = Client::dial(&world, Leaves::Closing, "first.test:1").await;
-    let first = link.payload().await;
-    assert!(matches!(first, Some(Payload::DialRequest(_))), "{first:?}");
+    link.dialed().await;
     drop(used);
     let closed = link.payload().await;
     assert!(matches!(closed, Some(Payload::CloseDial(_))), "{closed:?}");
@@ -128,19 +119,13 @@ async fn dials_cancelled_by_their_clients_are_cancelled_at_the_agent_at_once() {
         let pending = format!("{PREFIX}pending_backend_dials");
         world.server_metric(&pending, 1.0).await;
         let left = client.leave(how).await;
-        match link.payload().await {
-            Some(Payload::CloseDial(close)) => assert_eq!(close.random, dial, "{how:?}"),
-            other => panic!("{how:?}: instead of the dial's end: {other:?}"),
-        }
+        assert_eq!(link.payload().await, Some(close_dial(dial)), "{how:?}");
         given_up += 1;
         assert_given_up(&world, given_up).await;
         // A late answer to the cancelled dial.
         conn += 1;
         link.dial_response(dial, conn);
-        match link.payload().await {
-            Some(Payload::CloseRequest(close)) => assert_eq!(close.connect_id, conn, "{how:?}"),
-            other => panic!("{how:?}: instead of a close: {other:?}"),
-        }
+        assert_eq!(link.payload().await, Some(close_request(conn)), "{how:?}");
         drop(left);
     }
 }
@@ -153,27 +138,17 @@ async fn dials_cancelled_by_their_clients_are_cancelled_at_the_agent_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_packets_before_the_answer_stay_at_the_server() {
     let world = World::start(&[DIAL_TIMEOUT]).await;
-    let agent = Connection::agent(&world).await;
-    let mut link = agent.link("silent", "").await;
+    let (_agent, mut link) = Connection::linked(&world, "silent", "").await;
     let (_connection, mut call) = Connection::proxied(&world).await;
     call.dial(DIAL, "silent.test:1");
     let dial = link.dialed().await.random;
-    let closed = |text: &str| {
-        Some(Payload::CloseResponse(wire::CloseResponse {
-            connect_id: 1,
-            error: text.to_owned(),
-        }))
-    };
-    let close = wire::CloseRequest { connect_id: 1 };
-    call.packet(PacketType::CloseReq, Payload::CloseRequest(close));
+    let closed = |text: &str| Some(close_response(1, text));
+    call.close(1);
     assert_eq!(call.payload().await, closed("backend uninitialized"));
     // DATA before the answer also cancels the dial.
     call.data(1, "early");
     assert_eq!(call.payload().await, closed("backend not initialized"));
-    match link.payload().await {
-        Some(Payload::CloseDial(close)) => assert_eq!(close.random, dial),
-        other => panic!("instead of the dial's end: {other:?}"),
-    }
+    assert_eq!(link.payload().await, Some(close_dial(dial)));
 }
 
 /// The target neither accepts nor refuses the connection. The agent closes its connecting socket as soon as the client

@@ -22,10 +22,6 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
 /// A user id that is neither root nor the user of the tests.
 const NOBODY: u32 = 65_534;
 
-fn server_socket(world: &World) -> PathBuf {
-    world.files.dir().join("admin.sock")
-}
-
 fn agent_socket(world: &World) -> PathBuf {
     world.dir.path().join("agent-admin.sock")
 }
@@ -86,7 +82,7 @@ async fn both_ends_report_the_bytes_of_each_tunnel_on_its_path() {
         warm(&world).await;
         let mut stream = connect::open(&world.connect(), &target).await;
         connect::echo(&mut stream, &targets::pattern(0, 1_000_000)).await;
-        let here = settled(&server_socket(&world), 1_000_000, 1_000_000).await;
+        let here = settled(&world.admin_socket(), 1_000_000, 1_000_000).await;
         let there = settled(&agent_socket(&world), 1_000_000, 1_000_000).await;
         assert_eq!([here.path.as_str(), there.path.as_str()], [path; 2]);
         let ends = [&here, &there].map(|end| end.destination.as_str());
@@ -95,7 +91,7 @@ async fn both_ends_report_the_bytes_of_each_tunnel_on_its_path() {
         let tenants = [here.tenant.as_str(), there.tenant.as_str()];
         assert_eq!(tenants, ["default"; 2]);
         assert_eq!(here.client.as_deref(), Some("http-connect"));
-        let server = status(&server_socket(&world));
+        let server = status(&world.admin_socket());
         assert_eq!(there.peer, server.id);
         assert_eq!(here.principal, only_link(&server).principal);
         assert!(here.principal.is_some() && there.principal.is_none());
@@ -112,14 +108,14 @@ async fn both_ends_report_the_bytes_of_each_tunnel_on_its_path() {
         assert_eq!(there.client, None);
         // The first status request asked for the RTT. A framed tunnel reports the RTT when it next moves bytes.
         connect::echo(&mut stream, b"once more").await;
-        let again = settled(&server_socket(&world), 1_000_009, 1_000_009).await;
+        let again = settled(&world.admin_socket(), 1_000_009, 1_000_009).await;
         assert!(
             again.rtt_micros.is_some_and(|rtt| rtt < 1_000_000),
             "{again:?}"
         );
         assert!(again.retransmits.is_some() && again.id == here.id);
         drop(stream);
-        for socket in [server_socket(&world), agent_socket(&world)] {
+        for socket in [world.admin_socket(), agent_socket(&world)] {
             until("the tunnel leaves the table", || {
                 tunnels(&socket).is_empty()
             })
@@ -141,7 +137,7 @@ async fn grpc_tunnels_and_links_are_reported() {
     let go = Connection::agent(&world).await;
     let _link = go.link("agent-2", "").await;
     world.links(2).await;
-    let now = status(&server_socket(&world));
+    let now = status(&world.admin_socket());
     let kinds: Vec<(&str, &str)> = now
         .links
         .iter()
@@ -153,11 +149,11 @@ async fn grpc_tunnels_and_links_are_reported() {
     warm(&world).await;
     let mut tunnel = world.tunnel(&target).await;
     echo(&mut tunnel, b"seven..").await;
-    let told = settled(&server_socket(&world), 7, 7).await;
+    let told = settled(&world.admin_socket(), 7, 7).await;
     assert_eq!(told.client.as_deref(), Some("grpc"));
     tunnel.close().await.expect("a clean close");
     until("the tunnel leaves the table", || {
-        tunnels(&server_socket(&world)).is_empty()
+        tunnels(&world.admin_socket()).is_empty()
     })
     .await;
 }
@@ -172,7 +168,7 @@ async fn tunnels_on_the_link_are_reported_by_both_ends() {
     let (target, _echo) = targets::local_echo().await;
     let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, &targets::pattern(0, 300_000)).await;
-    for socket in [server_socket(&world), agent_socket(&world)] {
+    for socket in [world.admin_socket(), agent_socket(&world)] {
         let told = settled(&socket, 300_000, 300_000).await;
         assert_eq!((told.path.as_str(), told.rtt_micros), ("link", None));
         assert_eq!(
@@ -190,7 +186,7 @@ async fn tunnels_on_the_link_are_reported_by_both_ends() {
 async fn reported_state_matches_the_metrics() {
     let (world, agent) = watched(&[]).await;
     warm(&world).await;
-    let here = status(&server_socket(&world));
+    let here = status(&world.admin_socket());
     assert_eq!((here.role, here.readiness.ready), (Role::Server, true));
     let link = only_link(&here).clone();
     assert_eq!(
@@ -200,12 +196,12 @@ async fn reported_state_matches_the_metrics() {
     assert!(link.address.starts_with("127.0.0.1:"), "{link:?}");
     assert!(link.principal.is_some_and(|name| name.contains("agent")));
     until("lanes as the metrics have them", || {
-        let now = status(&server_socket(&world));
+        let now = status(&world.admin_socket());
         now.lanes.idle as f64 == value(&world, IDLE) && now.lanes.busy == 0
     })
     .await;
     until("the certificates in use are listed", || {
-        let now = status(&server_socket(&world)).certificates;
+        let now = status(&world.admin_socket()).certificates;
         let has = |kind: &str| now.iter().any(|one| one.kind == kind);
         has("ca") && has("certificate")
     })
@@ -223,7 +219,7 @@ async fn reported_state_matches_the_metrics() {
 
     agent.drain();
     until("the link is told to drain", || {
-        only_link(&status(&server_socket(&world))).condition == "draining"
+        only_link(&status(&world.admin_socket())).condition == "draining"
     })
     .await;
     assert_eq!(
@@ -232,10 +228,10 @@ async fn reported_state_matches_the_metrics() {
     );
     agent.stop().await;
     until("no link is left", || {
-        status(&server_socket(&world)).links.is_empty()
+        status(&world.admin_socket()).links.is_empty()
     })
     .await;
-    let lonely = status(&server_socket(&world)).readiness;
+    let lonely = status(&world.admin_socket()).readiness;
     assert_eq!(
         lonely.reason.as_deref(),
         Some("no connection to any proxy agent")
@@ -247,7 +243,7 @@ async fn answers_contain_no_secrets() {
     let (world, _agent) = watched(&[]).await;
     warm(&world).await;
     for question in ["/v1/status", "/v1/tunnels"] {
-        let text = Socket::new(&server_socket(&world)).text(question).unwrap();
+        let text = Socket::new(&world.admin_socket()).text(question).unwrap();
         for word in ["secret", "PRIVATE", "token", "Bearer"] {
             assert!(!text.contains(word), "{word} in {text}");
         }
@@ -261,7 +257,7 @@ async fn the_variable_names_the_socket_for_every_command() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_adit"));
         command
             .args(args)
-            .env("ADIT_ADMIN_SOCKET", server_socket(&world));
+            .env("ADIT_ADMIN_SOCKET", world.admin_socket());
         let output = command.output().expect("it runs");
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{args:?}: {error}");
@@ -282,7 +278,7 @@ async fn the_variable_names_the_socket_for_every_command() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_socket_is_private_to_its_user_and_removed_with_the_server() {
     let mut world = World::start(&["--admin-socket={certs}/admin.sock"]).await;
-    let socket = server_socket(&world);
+    let socket = world.admin_socket();
     let file = std::fs::metadata(&socket).expect("the socket");
     assert!(file.file_type().is_socket());
     assert_eq!(file.mode() & 0o7777, 0o600);

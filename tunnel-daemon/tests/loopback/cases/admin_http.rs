@@ -13,7 +13,7 @@ use crate::support::world::World;
 
 async fn world() -> (World, PathBuf) {
     let world = World::start(&["--admin-socket={certs}/admin.sock"]).await;
-    let socket = world.files.dir().join("admin.sock");
+    let socket = world.admin_socket();
     (world, socket)
 }
 

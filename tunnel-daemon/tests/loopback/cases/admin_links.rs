@@ -1,6 +1,6 @@
 //! `adit links`, `adit drain` and `adit unlink`: what they show, and what they do to tunnels.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use adit::status::Socket;
@@ -14,10 +14,6 @@ use crate::support::world::{World, echo};
 
 /// Limit for the end of a tunnel or of an agent.
 const SOON: std::time::Duration = std::time::Duration::from_secs(15);
-
-fn socket(world: &World) -> PathBuf {
-    world.files.dir().join("admin.sock")
-}
 
 async fn world() -> World {
     World::start(&["--admin-socket={certs}/admin.sock"]).await
@@ -37,7 +33,7 @@ fn says(output: &Output) -> String {
 }
 
 fn links(world: &World) -> Links {
-    Socket::new(&socket(world))
+    Socket::new(&world.admin_socket())
         .ask("/v1/links")
         .expect("an answer")
 }
@@ -58,7 +54,7 @@ async fn an_unlinked_agent_loses_its_tunnels_and_may_reconnect() {
     let by_release = format!("adit_links_by_version{{version=\"{release}\"}}");
     assert_eq!(value(&world, &by_release), 1.0);
     let first = shown.link;
-    let done = adit("unlink", &socket(&world), &["--agent=agent 1&2"]);
+    let done = adit("unlink", &world.admin_socket(), &["--agent=agent 1&2"]);
     assert!(done.status.success(), "{}", says(&done));
     assert!(says(&done).contains("of agent 1&2 ends"), "{}", says(&done));
     let over = within_for(SOON, "the tunnel's end", on_lane.read()).await;
@@ -87,7 +83,11 @@ async fn a_drained_agent_keeps_its_tunnels_and_gets_no_new_ones() {
     let number = links(&world).links[0]
         .link
         .expect("a server's links have one");
-    let done = adit("drain", &socket(&world), &[&format!("--link={number}")]);
+    let done = adit(
+        "drain",
+        &world.admin_socket(),
+        &[&format!("--link={number}")],
+    );
     assert!(done.status.success(), "{}", says(&done));
     assert!(says(&done).contains("of first drains"), "{}", says(&done));
     let mut opened = Vec::new();
@@ -117,7 +117,7 @@ async fn links_are_listed_and_invalid_commands_change_nothing() {
     let flag = format!("--admin-socket={}", of_agent.display());
     let agent = world.agent("agent-1", &[&flag]).await;
     world.links(1).await;
-    let shown = adit("links", &socket(&world), &["--agent=agent-1"]);
+    let shown = adit("links", &world.admin_socket(), &["--agent=agent-1"]);
     let text = says(&shown);
     for part in [
         "agent        agent-1",
@@ -127,22 +127,22 @@ async fn links_are_listed_and_invalid_commands_change_nothing() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let none = adit("links", &socket(&world), &["--agent=agent"]);
+    let none = adit("links", &world.admin_socket(), &["--agent=agent"]);
     assert_eq!(says(&none), "no links\n");
-    let json = adit("links", &socket(&world), &["--json"]);
+    let json = adit("links", &world.admin_socket(), &["--json"]);
     let json: Links = serde_json::from_slice(&json.stdout).expect("JSON");
     assert_eq!(json.links_total, 1);
     for (command, socket, args, part) in [
-        ("unlink", socket(&world), &[][..], "--agent <ID>"),
+        ("unlink", world.admin_socket(), &[][..], "--agent <ID>"),
         (
             "unlink",
-            socket(&world),
+            world.admin_socket(),
             &["--agent=agent"][..],
             "no such link",
         ),
         (
             "drain",
-            socket(&world),
+            world.admin_socket(),
             &["--link=4711"][..],
             "no such link",
         ),
@@ -153,7 +153,7 @@ async fn links_are_listed_and_invalid_commands_change_nothing() {
         assert!(says(&refused).contains(part), "{}", says(&refused));
     }
     // An unlink must name its links, and GET changes nothing.
-    let asker = Socket::new(&socket(&world));
+    let asker = Socket::new(&world.admin_socket());
     let error = asker
         .change::<Links>("/v1/unlink?")
         .unwrap_err()

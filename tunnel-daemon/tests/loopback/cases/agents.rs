@@ -7,20 +7,21 @@ use adit::demo::grpc_client::{ClientError, GrpcTunnel};
 use adit_core::wire::packets::packet::Payload;
 use adit_core::wire::packets::{Drain, PacketType};
 
-use crate::support::raw::Connection;
-use crate::support::wait::{until, within, within_for};
-use crate::support::world::{World, echo, sample};
+use crate::support::raw::{Connection, close_request};
+use crate::support::wait::{within, within_for};
+use crate::support::world::{World, echo, endpoints_left, sample};
 use crate::support::{connect, targets};
 
 /// Tolerance for "at once" on a busy machine, below the dial timeout of 25 s.
 const AT_ONCE: Duration = Duration::from_secs(10);
+const PENDING: &str = "konnectivity_network_proxy_server_pending_backend_dials";
+const READY: &str = "konnectivity_network_proxy_server_ready_backends{proxy_strategy=\"default\"}";
 
 /// Upstream leaves the gRPC dial pending.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dial_fails_at_once_when_its_agent_is_lost() {
     let world = World::start(&[]).await;
-    let agent = Connection::agent(&world).await;
-    let mut link = agent.link("silent", "").await;
+    let (agent, mut link) = Connection::linked(&world, "silent", "").await;
     let channel = world.channel().await;
     let grpc = GrpcTunnel::open(channel, "127.0.0.1:9");
     let request = connect::head("127.0.0.1:9");
@@ -28,11 +29,7 @@ async fn dial_fails_at_once_when_its_agent_is_lost() {
     let http = connect::refused(&socket, &request);
     let lose = async {
         for _dial in 0..2 {
-            let packet = link.payload().await;
-            assert!(
-                matches!(packet, Some(Payload::DialRequest(_))),
-                "{packet:?}"
-            );
+            link.dialed().await;
         }
         drop(agent);
         Instant::now()
@@ -48,12 +45,7 @@ async fn dial_fails_at_once_when_its_agent_is_lost() {
     }
     let body = "Backend context error: context canceled\r\n".to_owned();
     assert_eq!(http, (502, body));
-    world
-        .server_metric(
-            "konnectivity_network_proxy_server_pending_backend_dials",
-            0.0,
-        )
-        .await;
+    world.server_metric(PENDING, 0.0).await;
 }
 
 /// Upstream (agents): When an agent stops, the next request on an open connection fails at once.
@@ -62,12 +54,8 @@ async fn dial_fails_at_once_when_its_agent_is_lost() {
 async fn lost_agent_ends_its_own_tunnels_at_once_and_no_others() {
     let (port, _target) = targets::echo().await;
     let world = World::start(&["--proxy-strategies=destHost"]).await;
-    let lost = world
-        .agent("lost", &["--agent-identifiers=ipv4=127.0.0.1"])
-        .await;
-    let kept = world
-        .agent("kept", &["--agent-identifiers=ipv4=127.0.0.2"])
-        .await;
+    let lost = world.agent_for("lost", "ipv4=127.0.0.1").await;
+    let kept = world.agent_for("kept", "ipv4=127.0.0.2").await;
     world.links(2).await;
     let (on_lost, on_kept) = (format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}"));
     let mut grpc = world.tunnel(&on_lost).await;
@@ -82,10 +70,9 @@ async fn lost_agent_ends_its_own_tunnels_at_once_and_no_others() {
         while let Ok(Some(_)) = grpc.read().await {}
     })
     .await;
-    let mut left = Vec::new();
-    let read = tokio::io::AsyncReadExt::read_to_end(&mut http, &mut left);
     // EOF and an error are both fine. The client must not wait.
-    drop(within_for(AT_ONCE, "the CONNECT tunnel's end", read).await);
+    let end = connect::end(&mut http);
+    let _end = within_for(AT_ONCE, "the CONNECT tunnel's end", end).await;
 
     echo(&mut grpc_kept, b"untouched").await;
     connect::echo(&mut http_kept, b"untouched").await;
@@ -95,16 +82,14 @@ async fn lost_agent_ends_its_own_tunnels_at_once_and_no_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_reconnects_to_a_server_that_restarts_on_the_same_port() {
-    let (target, _echo) = targets::local_echo().await;
-    let (mut world, agent) = World::with_agent().await;
+    let (mut world, agent, target, _echo) = World::with_echo().await;
     let mut tunnel = world.tunnel(&target).await;
     echo(&mut tunnel, b"before").await;
     world.restart_server().await;
     world.links(1).await;
     world.assert_serves(&target).await;
-    let open = || agent.metrics.open_endpoint_connections();
     drop(tunnel);
-    until("no target connection is left", || open() == 0).await;
+    endpoints_left(&agent, 0).await;
 }
 
 /// Of several matching agents, those in the server's zone get all dials while at least one of them is connected.
@@ -113,13 +98,9 @@ async fn agents_in_the_zone_of_the_server_get_the_dials() {
     const DIALS: i64 = 8;
     let (target, _echo) = targets::local_echo().await;
     let world = World::start(&["--zone=east"]).await;
-    let elsewhere = world
-        .agent("elsewhere", &["--agent-identifiers=zone=west"])
-        .await;
+    let elsewhere = world.agent_for("elsewhere", "zone=west").await;
     let nowhere = world.agent("nowhere", &[]).await;
-    let near = world
-        .agent("near", &["--agent-identifiers=zone=east"])
-        .await;
+    let near = world.agent_for("near", "zone=east").await;
     world.links(3).await;
     let mut tunnels = Vec::new();
     for _dial in 0..DIALS {
@@ -136,14 +117,13 @@ async fn agents_in_the_zone_of_the_server_get_the_dials() {
 /// Upstream (choice): A draining agent is picked only when all agents for the destination are draining.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn draining_agent_gets_new_dials_only_when_it_is_alone() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, draining) = World::with_agent().await;
+    let (world, draining, target, _echo) = World::with_echo().await;
     draining.drain();
     let drained = "konnectivity_network_proxy_server_stream_packets_total{packet_type=\"DRAIN\",segment=\"from_agent\"}";
     world.server_metric(drained, 1.0).await;
     world.assert_serves(&target).await;
+    endpoints_left(&draining, 0).await;
     let open = |agent: &RunningAgent| agent.metrics.open_endpoint_connections();
-    until("the first tunnels are over", || open(&draining) == 0).await;
 
     let fresh = world.agent("fresh", &[]).await;
     world.links(2).await;
@@ -165,11 +145,7 @@ async fn drain_takes_effect_for_the_next_dial() {
     let mut stub = connection.link("stub", "").await;
     stub.packet(PacketType::Drain, Payload::Drain(Drain {}));
     stub.data(77, "unknown");
-    let answer = stub.payload().await;
-    assert!(
-        matches!(&answer, Some(Payload::CloseRequest(close)) if close.connect_id == 77),
-        "{answer:?}"
-    );
+    assert_eq!(stub.payload().await, Some(close_request(77)));
     let _agent = world.agent("fresh", &[]).await;
     world.links(2).await;
     for _dial in 0..10 {
@@ -201,7 +177,6 @@ async fn newest_stream_of_an_id_takes_new_dials() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
     let (target, _echo) = targets::local_echo().await;
-    let series = "konnectivity_network_proxy_server_ready_backends{proxy_strategy=\"default\"}";
     for flags in [&["--lanes-per-link=0"][..], &[]] {
         let world = World::start(flags).await;
         let first = world.agent("same", &[]).await;
@@ -224,7 +199,7 @@ async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
             echo(&mut old, b"through the first").await;
             echo(&mut new, b"by the second").await;
         }
-        world.server_metric(series, 1.0).await;
+        world.server_metric(READY, 1.0).await;
 
         first.stop().await;
         within_for(AT_ONCE, "the end of the first one's tunnel", async {
@@ -233,7 +208,7 @@ async fn second_stream_of_an_id_leaves_tunnels_of_the_first_alone() {
         .await;
         world.links(1).await;
         echo(&mut new, b"without the first").await;
-        world.server_metric(series, 1.0).await;
+        world.server_metric(READY, 1.0).await;
     }
 }
 
@@ -247,36 +222,35 @@ async fn dial_that_cannot_be_sent_is_a_504_and_retires_the_link() {
     let world = World::start(&["--dial-timeout=500ms"]).await;
     let (connection, window) = Connection::deaf_agent(&world).await;
     let mut deaf = connection.link("deaf", "").await;
-    let ready = "konnectivity_network_proxy_server_ready_backends{proxy_strategy=\"default\"}";
-    world.server_metric(ready, 1.0).await;
+    world.server_metric(READY, 1.0).await;
 
     let answer = connect::refused(&world.connect(), &connect::head("never.sent:1")).await;
     let text = "Failed to tunnel dial request: timed out waiting for backend dial\r\n";
     assert_eq!(answer, (504, text.to_owned()));
-    let prefix = "konnectivity_network_proxy_server_";
-    let failed = format!("{prefix}dial_failure_count{{reason=\"backend_dial_timeout\"}}");
+    let failed =
+        "konnectivity_network_proxy_server_dial_failure_count{reason=\"backend_dial_timeout\"}";
     for (series, value) in [
-        (format!("{prefix}pending_backend_dials"), 0.0),
+        (PENDING, 0.0),
         (failed, 1.0),
-        (ready.to_owned(), 0.0),
-        ("adit_links_retired".to_owned(), 1.0),
+        (READY, 0.0),
+        ("adit_links_retired", 1.0),
     ] {
-        world.server_metric(&series, value).await;
+        world.server_metric(series, value).await;
     }
     // No dial picks the retired link. Without another agent a dial fails, and another agent gets every dial.
     let (status, _no_agent) = connect::refused(&world.connect(), &connect::head(&target)).await;
     assert_eq!((status, world.server().links()), (500, 1));
     let agent = world.agent("hears", &[]).await;
-    world.server_metric(ready, 1.0).await;
+    world.server_metric(READY, 1.0).await;
     for _dial in 0..10 {
         world.assert_serves(&target).await;
     }
     agent.stop().await;
-    world.server_metric(ready, 0.0).await;
+    world.server_metric(READY, 0.0).await;
 
     // Once the agent reads, its link gets dials again. The timed-out dial is never sent.
     window.send(65_535).expect("the connection lives");
-    world.server_metric(ready, 1.0).await;
+    world.server_metric(READY, 1.0).await;
     world.server_metric("adit_links_retired", 0.0).await;
     let (_client, mut call) = Connection::proxied(&world).await;
     call.dial(1, "second.test:1");
@@ -299,13 +273,10 @@ async fn dials_queued_behind_an_unsent_dial_go_to_another_agent() {
     let request = connect::head("never.sent:1");
     let first = connect::refused(&socket, &request);
     let second = async {
-        let queued = "konnectivity_network_proxy_server_pending_backend_dials";
-        world.server_metric(queued, 1.0).await;
-        let mut stream = tokio::net::UnixStream::connect(&socket).await.expect("up");
-        tokio::io::AsyncWriteExt::write_all(&mut stream, &connect::head(&target))
-            .await
-            .expect("taken");
-        world.server_metric(queued, 2.0).await;
+        world.server_metric(PENDING, 1.0).await;
+        let mut stream = world.client().await;
+        connect::say(&mut stream, &connect::head(&target)).await;
+        world.server_metric(PENDING, 2.0).await;
         let agent = world.agent("hears", &[]).await;
         world.links(2).await;
         let head = connect::read_head(&mut stream).await;
@@ -350,8 +321,7 @@ async fn a_dial_refused_by_its_target_is_not_retried_at_another_agent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_that_restarts_under_another_id_serves() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     agent.stop().await;
     world.links(0).await;
     let _agent = world.agent("another", &[]).await;

@@ -59,13 +59,8 @@ async fn lanes_pass_a_proxy_that_routes_by_alpn() {
     let (target, _echo) = targets::local_echo().await;
     let world = World::start(&[]).await;
     let front = Front::to(world.server().agents, "konnectivity").await;
-    let agent = world
-        .agent_of(
-            front.address.port(),
-            "agent-1",
-            &["--alpn-proto=konnectivity"],
-        )
-        .await;
+    let (port, flags) = (front.address.port(), ["--alpn-proto=konnectivity"]);
+    let agent = world.agent_of(port, "agent-1", &flags).await;
     warm(&world).await;
     world.assert_serves(&target).await;
     assert!(value(&world, HITS) >= 1.0);

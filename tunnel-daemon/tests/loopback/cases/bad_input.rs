@@ -6,8 +6,9 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
-use super::processes::free_ports;
-use crate::support::confined::{self, NOBODY, Profile, Rights};
+use super::least_privilege::deadly;
+use super::processes::{compat_agent, compat_server, free_ports};
+use crate::support::confined::{self, NOBODY, Rights};
 use crate::support::process::Process;
 use crate::support::world::World;
 
@@ -188,27 +189,9 @@ impl Mistakes {
         let certs = world.files.dir();
         fs::write(certs.join("broken.pem"), "not PEM at all").expect("writable");
         let [taken, agents, health, admin] = free_ports();
-        let file = |flag: &str, name: &str| format!("--{flag}={}", certs.join(name).display());
-        let server = vec![
-            format!("--uds-name={}", world.grpc().display()),
-            "--mode=grpc".to_owned(),
-            "--server-port=0".to_owned(),
-            format!("--agent-port={agents}"),
-            format!("--health-port={health}"),
-            format!("--admin-port={admin}"),
-            file("cluster-cert", "server.crt"),
-            file("cluster-key", "server.key"),
-            file("cluster-ca-cert", "ca.crt"),
-        ];
-        let agent = vec![
-            "--proxy-server-host=127.0.0.1".to_owned(),
-            format!("--proxy-server-port={agents}"),
-            format!("--health-server-port={health}"),
-            format!("--admin-server-port={admin}"),
-            file("ca-cert", "ca.crt"),
-            file("agent-cert", "agent.crt"),
-            file("agent-key", "agent.key"),
-        ];
+        let mut server = compat_server(&world, world.grpc(), [agents, health, admin]);
+        server.push("--mode=grpc".to_owned());
+        let agent = compat_agent(&world, agents, [health, admin]);
         Self {
             world,
             compat: [server, agent],
@@ -347,10 +330,9 @@ async fn files_without_read_permission_are_named_with_the_remedy() {
         mode(0o000);
         let mut process = if is_root {
             let rights = Rights {
-                profile: Profile::of(name),
                 deadly: false,
                 user: Some(NOBODY),
-                threads: None,
+                ..deadly(name)
             };
             confined::start(&log, &rights, &args, dir)
         } else {

@@ -1,9 +1,5 @@
 //! Bounds on answers that are queued for gRPC clients.
 
-use adit_core::wire::packets as wire;
-use adit_core::wire::packets::PacketType;
-use adit_core::wire::packets::packet::Payload;
-
 use crate::support::raw::Connection;
 use crate::support::world::World;
 
@@ -19,9 +15,8 @@ async fn a_client_that_ends_a_call_without_room_for_answers_is_reset() {
     let (world, _agent) = World::with_agent().await;
     let connection = Connection::small_window_client(&world, WINDOW).await;
     let mut call = connection.proxy().await;
-    let close = Payload::CloseRequest(wire::CloseRequest { connect_id: 5 });
     for _packet in 0..4 {
-        call.packet(PacketType::CloseReq, close.clone());
+        call.close(5);
     }
     call.headers().await.expect("an answer");
     call.keep(1).await;

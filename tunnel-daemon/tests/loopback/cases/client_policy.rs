@@ -1,10 +1,10 @@
 //! Destinations that `--client-allow-target` allows, for all clients or per certificate.
 
 use adit::demo::grpc_client::GrpcTunnel;
-use tokio::io::AsyncWriteExt as _;
 
 use super::processes::Processes;
-use crate::support::process::{json_lines, metric, scrape};
+use crate::support::clients::Kind;
+use crate::support::process::{json_lines, scrape};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, within};
 use crate::support::world::{World, sample};
@@ -21,10 +21,8 @@ async fn clients_reach_allowed_targets_and_denials_name_the_flag() {
         format!("--client-allow-target=127.0.0.1:{port}"),
         format!("--client-allow-target=LocalHost:{port}"),
     ];
-    let world = World::start(&[&rules[0], &rules[1]]).await;
     // The agent itself allows every target.
-    let _agent = world.agent("agent-1", &[]).await;
-    world.links(1).await;
+    let (world, _agent) = World::linked(&[&rules[0], &rules[1]], &[]).await;
     for target in ["127.0.0.1", "[::ffff:127.0.0.1]", "LOCALHOST."] {
         world.assert_serves(&format!("{target}:{port}")).await;
     }
@@ -60,14 +58,10 @@ async fn clients_reach_allowed_targets_and_denials_name_the_flag() {
 
 /// The response head for a client with this certificate.
 async fn ask(world: &World, client: &str, target: &str) -> String {
-    let files = &world.files;
-    let identity = (files.cert(client), files.key(client));
-    let identity = Some((identity.0.as_path(), identity.1.as_path()));
-    let at = world.server().frontends[0];
-    let dialed = tls::dial_as(b"http/1.1", at, &files.ca_file(), identity).await;
+    let at = world.server().frontends[1];
+    let dialed = tls::dial_to(world, b"http/1.1", at, Some(client)).await;
     let mut stream = dialed.expect("a handshake");
-    let request = connect::head(target);
-    stream.write_all(&request).await.expect("it is taken");
+    connect::say(&mut stream, &connect::head(target)).await;
     connect::read_head(&mut stream).await
 }
 
@@ -79,19 +73,8 @@ async fn a_rule_with_a_common_name_applies_to_that_certificate_only() {
         format!("--client-allow-target=cn=client,127.0.0.1:{port}"),
         format!("--client-allow-target=127.0.0.1:{other}"),
     ];
-    let (world, _agent) = World::linked(
-        &[
-            &rules[0],
-            &rules[1],
-            "--frontend=http-connect=tcp:127.0.0.1:0",
-            "--frontend=grpc=tcp:127.0.0.1:0",
-            "--server-cert={certs}/server.crt",
-            "--server-key={certs}/server.key",
-            "--server-ca-cert={certs}/ca.crt",
-        ],
-        &[],
-    )
-    .await;
+    let own = [&*rules[0], &rules[1], "--frontend=grpc=tcp:127.0.0.1:0"];
+    let (world, _agent) = World::linked(&[&own[..], Kind::Tls.flags()].concat(), &[]).await;
     let (named, open) = (format!("127.0.0.1:{port}"), format!("127.0.0.1:{other}"));
     for (client, target, status) in [
         ("client", &named, "200"),
@@ -112,12 +95,9 @@ async fn a_rule_with_a_common_name_applies_to_that_certificate_only() {
     assert!(body.contains("a client without a certificate"), "{body}");
     world.assert_serves(&open).await;
 
-    let files = &world.files;
     for (client, error) in [("client", None), ("agent", Some("CN=agent"))] {
-        let identity = (files.cert(client), files.key(client));
-        let identity = Some((identity.0.as_path(), identity.1.as_path()));
-        let at = world.server().frontends[1];
-        let stream = tls::dial(at, &files.ca_file(), identity).await;
+        let at = world.server().frontends[0];
+        let stream = tls::dial_to(&world, b"h2", at, Some(client)).await;
         let connection = Connection::over(stream.expect("a handshake")).await;
         let mut call = connection.proxy().await;
         call.dial(1, &named);
@@ -131,9 +111,7 @@ async fn a_rule_with_a_common_name_applies_to_that_certificate_only() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_denial_by_the_server_is_one_line_in_its_log() {
-    let processes = Processes::start(&["--client-allow-target=127.0.0.1"]).await;
-    let _agent = processes.agent("agent-1", &[]);
-    metric(processes.health, "adit_links{peer=\"adit\"}", 1.0).await;
+    let (processes, _agent) = Processes::linked(&["--client-allow-target=127.0.0.1"], &[]).await;
     let socket = processes.world.connect();
     let (status, body) = connect::refused(&socket, &connect::head("127.0.0.2:80")).await;
     assert_eq!(status, 403, "{body}");

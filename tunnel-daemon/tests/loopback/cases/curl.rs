@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use adit_net::tasks::Tasks;
@@ -12,7 +12,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::lane_processes::nightly;
 use super::tunnels::{V4, on_tcp};
 use crate::support::blocking;
-use crate::support::skip::skip;
+use crate::support::process::KillOnDrop;
+use crate::support::skip::has_program;
 use crate::support::targets;
 use crate::support::world::World;
 
@@ -31,16 +32,6 @@ const VARIABLES: [&str; 8] = [
     "NO_PROXY",
     "CURL_HOME",
 ];
-
-/// Whether curl is installed. Without curl, reports `test` as skipped.
-pub(super) fn has_curl(test: &str) -> bool {
-    let found = Command::new("curl").arg("--version").output().is_ok();
-    if !found {
-        assert!(std::env::var_os("CI").is_none(), "CI has curl");
-        skip(test, "no curl");
-    }
-    found
-}
 
 /// Runs a program with a time limit and without the proxy variables of this environment.
 pub(super) fn run(program: &str, args: &[&str]) -> Output {
@@ -92,7 +83,7 @@ fn through(world: &World, client: Option<&str>) -> Vec<String> {
 /// SOCKS5, with names resolved by curl or by the agent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn curl_fetches_a_page_by_socks5_and_socks5h() {
-    if !has_curl("curl_fetches_a_page_by_socks5_and_socks5h") {
+    if !has_program("curl", "curl_fetches_a_page_by_socks5_and_socks5h") {
         return;
     }
     let (port, _page) = page().await;
@@ -146,7 +137,10 @@ fn curl(flags: &[String], url: &str) -> Output {
 /// Upstream (tunnels): CONNECT and a GET work over a unix socket, and over TCP with mutual TLS.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn curl_fetches_a_page_through_a_frontend_over_mutual_tls() {
-    if !has_curl("curl_fetches_a_page_through_a_frontend_over_mutual_tls") {
+    if !has_program(
+        "curl",
+        "curl_fetches_a_page_through_a_frontend_over_mutual_tls",
+    ) {
         return;
     }
     let (port, _page) = page().await;
@@ -179,7 +173,7 @@ async fn curl_fetches_a_page_through_a_frontend_over_mutual_tls() {
 
 /// A demo that runs until dropped.
 struct Demo {
-    child: Child,
+    _child: KillOnDrop,
     out: PathBuf,
     _outer: tempfile::TempDir,
 }
@@ -200,7 +194,7 @@ impl Demo {
             .stdout(File::create(&out).expect("a file"))
             .stderr(Stdio::null());
         let demo = Self {
-            child: command.spawn().expect("the demo starts"),
+            _child: KillOnDrop(command.spawn().expect("the demo starts")),
             out,
             _outer: outer,
         };
@@ -214,14 +208,6 @@ impl Demo {
 
     fn printed(&self) -> String {
         fs::read_to_string(&self.out).unwrap_or_default()
-    }
-}
-
-impl Drop for Demo {
-    fn drop(&mut self) {
-        // Both fail if the demo has already ended.
-        let _ended = self.child.kill();
-        let _ended = self.child.wait();
     }
 }
 
@@ -246,7 +232,7 @@ fn guide(printed: &str) -> Vec<(String, String)> {
 
 #[test]
 fn commands_that_the_demo_prints_work_as_printed() {
-    if !has_curl("commands_that_the_demo_prints_work_as_printed") {
+    if !has_program("curl", "commands_that_the_demo_prints_work_as_printed") {
         return;
     }
     let demo = Demo::start();

@@ -10,12 +10,12 @@ use tokio::sync::mpsc;
 
 use super::processes::Processes;
 use crate::support::clients::{Io, Kind};
-use crate::support::process::{Process, access_events, at_least, metric};
+use crate::support::connect::{end, hears, say};
+use crate::support::lanes::IDLE;
+use crate::support::process::{Process, access_events, at_least};
 use crate::support::targets;
 use crate::support::wait::within;
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
-const IDLE: &str = "adit_lanes{state=\"idle\"}";
 /// Bytes that a target sends before the process ends.
 const HALF: usize = 100_000;
 /// Client kinds whose sockets can report a reset, and whether their tunnels use lanes.
@@ -58,9 +58,8 @@ async fn half_way() -> (u16, Tasks, mpsc::Receiver<Result<(), ErrorKind>>) {
 impl Midway {
     async fn start((kind, lanes): (Kind, bool), flags: &[&str]) -> Self {
         let by_link: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
-        let processes = Processes::start(&[kind.flags(), by_link, flags].concat()).await;
-        let agent = processes.agent("a", &[]);
-        metric(processes.health, LINKS, 1.0).await;
+        let flags = [kind.flags(), by_link, flags].concat();
+        let (processes, agent) = Processes::linked(&flags, &[]).await;
         if lanes {
             at_least(processes.health, IDLE, 4.0).await;
         }
@@ -68,12 +67,8 @@ impl Midway {
         let target = format!("127.0.0.1:{port}");
         let frontend = Some(processes.server.address("frontends"));
         let mut client = kind.open_at(&processes.world, frontend, &target).await;
-        let mut half = vec![0; HALF];
-        within("half of it", client.read_exact(&mut half))
-            .await
-            .expect("half of it");
-        assert!(half == targets::pattern(0, HALF), "other bytes");
-        client.write_all(b"some of it").await.expect("taken");
+        hears(&mut client, &targets::pattern(0, HALF)).await;
+        say(&mut client, b"some of it").await;
         Self {
             processes,
             agent,
@@ -87,9 +82,7 @@ impl Midway {
 
     /// Asserts that client and target both see a reset.
     async fn assert_cut(mut self) {
-        let mut rest = Vec::new();
-        let end = within("the client's end", self.client.read_to_end(&mut rest)).await;
-        let seen = end.map_err(|error| error.kind());
+        let (_rest, seen) = end(&mut self.client).await;
         assert_eq!(seen, Err(ErrorKind::ConnectionReset), "{}", self.what);
         let heard = within("the target's end", self.heard.recv()).await;
         let reset = Some(Err(ErrorKind::ConnectionReset));

@@ -1,13 +1,15 @@
 //! The demo's colours: on a terminal unless disabled, and never on a pipe.
 
 use std::io::Read as _;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 
-use crate::support::skip::skip;
+use crate::support::process::KillOnDrop;
+use crate::support::skip::has_program;
 
 /// Runs the demo until dropped.
 struct Demo {
-    child: Child,
+    // Killing script(1) also ends the demo on its terminal.
+    _child: KillOnDrop,
     out: ChildStdout,
     _outer: tempfile::TempDir,
 }
@@ -49,7 +51,7 @@ impl Demo {
             .expect("it starts");
         let out = child.stdout.take().expect("piped");
         Self {
-            child,
+            _child: KillOnDrop(child),
             out,
             _outer: outer,
         }
@@ -75,24 +77,9 @@ impl Demo {
     }
 }
 
-impl Drop for Demo {
-    fn drop(&mut self) {
-        // Both fail if the demo has already ended. Killing script(1) also ends the demo on its terminal.
-        let _ended = self.child.kill();
-        let _ended = self.child.wait();
-    }
-}
-
+/// script(1) makes a terminal.
 fn has_script() -> bool {
-    let found = Command::new("script").arg("--version").output().is_ok();
-    if !found {
-        assert!(std::env::var_os("CI").is_none(), "CI has script(1)");
-        skip(
-            "colours of the demo",
-            "no script(1), which makes a terminal",
-        );
-    }
-    found
+    has_program("script", "colours of the demo")
 }
 
 #[test]

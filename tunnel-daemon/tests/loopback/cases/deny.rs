@@ -1,21 +1,28 @@
 //! The deny list: which agents are refused, and which links and tunnels end when the list changes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::support::connect;
-use crate::support::lanes::warm;
+use crate::support::lanes::{value, warm};
 use crate::support::node;
 use crate::support::raw::Connection;
 use crate::support::targets;
 use crate::support::wait::{until, within, within_for};
 use crate::support::ways::Way;
-use crate::support::world::{World, echo, sample};
+use crate::support::world::{World, echo};
 
 /// Limit for the end of a denied agent's tunnel.
 const SOON: Duration = Duration::from_secs(15);
+
+/// Replaces a file by a rename, as editors do.
+pub(super) fn replace(file: &Path, text: &str) {
+    let new = file.with_extension("new");
+    std::fs::write(&new, text).expect("a file");
+    std::fs::rename(&new, file).expect("a file");
+}
 
 struct Denying {
     world: World,
@@ -37,16 +44,8 @@ impl Denying {
         }
     }
 
-    /// Replaces the file by a rename, as editors do.
     fn write(&self, text: &str) {
-        let new = self.file.with_extension("new");
-        std::fs::write(&new, text).expect("a file");
-        std::fs::rename(&new, &self.file).expect("a file");
-    }
-
-    fn value(&self, series: &str) -> f64 {
-        let text = self.world.server().metrics.scrape().text();
-        sample(&text, series).unwrap_or_else(|| panic!("no {series}"))
+        replace(&self.file, text);
     }
 }
 
@@ -63,12 +62,8 @@ async fn a_denied_agent_loses_its_link_and_its_tunnels() {
     let (target, _echo) = targets::local_echo().await;
     let denying = Denying::start("# nobody yet\n", &["--proxy-strategies=destHost,default"]).await;
     let world = &denying.world;
-    let other = world
-        .agent("agent-2", &["--agent-identifiers=host=elsewhere"])
-        .await;
-    let agent = world
-        .agent("agent-1", &["--agent-identifiers=ipv4=127.0.0.1"])
-        .await;
+    let other = world.agent_for("agent-2", "host=elsewhere").await;
+    let agent = world.agent_for("agent-1", "ipv4=127.0.0.1").await;
     world.links(2).await;
     warm(world).await;
     let mut on_lane = world.tunnel(&target).await;
@@ -77,13 +72,11 @@ async fn a_denied_agent_loses_its_link_and_its_tunnels() {
     world.links(1).await;
     let over = within_for(SOON, "the tunnel's end", on_lane.read()).await;
     assert!(!matches!(over, Ok(Some(_))), "{over:?}");
-    assert_eq!(
-        denying.value("adit_links_ended_total{reason=\"denied\"}"),
-        1.0
-    );
+    let ended = "adit_links_ended_total{reason=\"denied\"}";
+    assert_eq!(value(world, ended), 1.0);
     // The agent reconnects and is refused with a reason.
     let refused = "adit_agents_refused_total{reason=\"denied\"}";
-    until("a refusal", || denying.value(refused) >= 1.0).await;
+    until("a refusal", || value(world, refused) >= 1.0).await;
     let connection = Connection::agent(world).await;
     let mut call = connection
         .call("/AgentService/Connect", &[("agentid", "agent-1")])
@@ -97,7 +90,7 @@ async fn a_denied_agent_loses_its_link_and_its_tunnels() {
     // The other agent still serves, and an invalid file changes nothing.
     world.assert_serves(&target).await;
     denying.write("nonsense\n");
-    until("another refusal", || denying.value(refused) >= 4.0).await;
+    until("another refusal", || value(world, refused) >= 4.0).await;
     world.links(1).await;
     denying.write("");
     world.links(2).await;

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use adit_core::wire::packets::packet::Payload;
 use adit_net::tasks::Tasks;
 use tokio::net::UnixStream;
 
+use crate::support::lanes::{BUSY, IDLE, LINKS, MISSES, TUNNELS};
 use crate::support::process::{Process, value};
 use crate::support::raw::Connection;
 use crate::support::wait::{within, within_for};
@@ -21,11 +21,7 @@ const LOW: usize = 896;
 /// Tunnels of a burst that leaves idle lanes behind.
 const BURST: usize = 60;
 
-const IDLE: &str = "adit_lanes{state=\"idle\"}";
-const BUSY: &str = "adit_lanes{state=\"busy\"}";
-const MISSES: &str = "adit_lane_dials_total{result=\"miss\"}";
 const PAUSES: &str = "adit_accept_pauses_total{listener=\"frontend\"}";
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 
 /// Limit for new lanes: an agent whose lanes were refused retries only after a backoff.
 const LANES_BACK: Duration = Duration::from_secs(90);
@@ -73,11 +69,7 @@ impl Short {
             Who::Agent => Process::start("server", &args, &dir),
         };
         let (agents, health) = (server.address("agents"), server.address("health"));
-        let args: Vec<String> = args
-            .iter()
-            .map(|arg| arg.replace(".sock", ".other"))
-            .collect();
-        let other = Process::start("other", &args, &dir);
+        let other = Process::start("other", &world.other_args("0", ".other"), &dir);
         let both = format!("--proxy-server-host={}", other.address("agents"));
         let flags = ["--log-format=json", &both];
         let args = world.agent_args("a", agents.port(), &flags);
@@ -105,8 +97,7 @@ impl Short {
         assert_eq!(refused, None);
         until(health, BUSY, |busy| busy >= 10.0).await;
         short.open.truncate(4);
-        let tunnels = "konnectivity_network_proxy_server_established_connections";
-        for four in [tunnels, BUSY] {
+        for four in [TUNNELS, BUSY] {
             until(health, four, |open| open == 4.0).await;
         }
         until(health, IDLE, |idle| idle >= 8.0).await;
@@ -123,15 +114,8 @@ impl Short {
         while !enough(self) {
             let mut answer = connect::request(socket, &head).await;
             if !answer.head.contains(" 200 ") {
-                let status = answer
-                    .head
-                    .split(' ')
-                    .nth(1)
-                    .and_then(|code| code.parse().ok());
-                return Some((
-                    status.expect("a status"),
-                    connect::rest(&mut answer.stream).await,
-                ));
+                let status = answer.status();
+                return Some((status, connect::rest(&mut answer.stream).await));
             }
             connect::echo(&mut answer.stream, b"new").await;
             self.open.push(answer.stream);
@@ -163,11 +147,7 @@ impl Short {
     async fn silent(&self, clients: usize) -> Vec<UnixStream> {
         let mut silent = Vec::new();
         for _client in 0..clients {
-            silent.push(
-                UnixStream::connect(self.world.connect())
-                    .await
-                    .expect("it listens"),
-            );
+            silent.push(self.world.client().await);
         }
         silent
     }
@@ -203,13 +183,9 @@ async fn a_server_short_of_descriptors_closes_idle_lanes_then_refuses_new_client
     let refused = short.open_until(&socket, |_short| false).await;
     let text = "server is short of file descriptors";
     assert_eq!(refused, Some((503, format!("{text}\r\n"))));
-    let connection = Connection::client(&short.world).await;
-    let mut call = connection.proxy().await;
+    let (connection, mut call) = Connection::proxied(&short.world).await;
     call.dial(1, &short.target);
-    match call.payload().await {
-        Some(Payload::DialResponse(answer)) => assert_eq!(answer.error, text),
-        other => panic!("{other:?}"),
-    }
+    assert_eq!(call.dial_error().await, text);
     let refusals = "adit_dials_refused_total{cap=\"descriptors\"}";
     assert_eq!(value(health, refusals).await, 2.0);
 

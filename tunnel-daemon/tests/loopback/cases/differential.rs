@@ -9,14 +9,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use adit::agent::RunningAgent;
-use socket2::SockRef;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use adit_net::socket::set_reset_on_close;
+use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
 use self::script::Script;
 use crate::support::clients::{Io, Kind};
 use crate::support::connect;
-use crate::support::lanes::{BUSY, value, warm};
+use crate::support::lanes::{BUSY, COPIED, SPLICED, value, warm};
 use crate::support::wait::{until, within, within_for};
 use crate::support::ways::Way;
 use crate::support::world::{World, sample};
@@ -27,9 +27,6 @@ const SCRIPTS: u64 = 60;
 const BULK_SCRIPTS: u64 = 300;
 /// Limit for bulk scripts until both movers have been used.
 const BULK_WITHIN: Duration = Duration::from_secs(60);
-
-const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
-const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 
 /// The path of a tunnel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,9 +78,8 @@ impl Stage {
             Route::Link => (&["--lanes-per-link=0"], &[]),
             Route::Lanes(way) => (&[], way.flags()),
         };
-        let world = World::start(&[Kind::Tcp.flags(), of_server, of_both].concat()).await;
-        let agent = world.agent("agent-1", of_both).await;
-        world.links(1).await;
+        let flags = [Kind::Tcp.flags(), of_server, of_both].concat();
+        let (world, agent) = World::linked(&flags, of_both).await;
         let target = TcpListener::bind("127.0.0.1:0").await;
         Self {
             route,
@@ -112,10 +108,7 @@ impl Stage {
         };
         let open = async {
             let mut client = tcp(frontend).await;
-            let head = connect::head(&self.target().to_string());
-            client.write_all(&head).await.expect("the request is taken");
-            let answer = connect::read_head(&mut client).await;
-            assert_eq!(answer, connect::ESTABLISHED);
+            connect::dial(&mut client, &self.target().to_string()).await;
             client
         };
         let (client, target) = tokio::join!(open, self.target.accept());
@@ -186,14 +179,9 @@ fn arm(script: &Script, client: &TcpStream, target: &TcpStream) {
     let sides = [client, target].into_iter().zip(script.breaks_off());
     for (socket, breaks_off) in sides {
         if breaks_off {
-            reset_on_close(socket);
+            set_reset_on_close(socket).expect("an open socket");
         }
     }
-}
-
-fn reset_on_close(socket: &TcpStream) {
-    let armed = SockRef::from(socket).set_linger(Some(Duration::ZERO));
-    armed.expect("an open socket");
 }
 
 /// A connection with TCP_NODELAY, so that each write is sent at once.
@@ -269,7 +257,7 @@ async fn a_client_reset_before_the_first_byte_resets_its_target() {
         }
         let mut stage = Stage::of(route).await;
         for (client, mut target) in [stage.plain().await, stage.tunnel().await] {
-            reset_on_close(&client);
+            set_reset_on_close(&client).expect("an open socket");
             drop(client);
             let read = within("the end", target.read(&mut [0])).await;
             let end = read.map_err(|error| error.kind());

@@ -6,13 +6,11 @@ use std::time::{Duration, Instant};
 use adit::agent::RunningAgent;
 use adit_config::limits::GREETING_TIMEOUT;
 use adit_core::lane::LaneEvent;
-use adit_core::wire::packets as wire;
-use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use crate::support::connect::say;
-use crate::support::lanes::warm;
+use crate::support::lanes::{ended, warm};
 use crate::support::raw::Connection;
 use crate::support::server_lane::{ServerLane, request};
 use crate::support::stub_lane::{self, Stub, one_idle};
@@ -87,8 +85,7 @@ async fn a_dial_that_crosses_the_drain_of_an_idle_agent_is_served() {
     let conn = outlasts(leaving.as_mut(), "a dial on its way was answered", served).await;
     stays(leaving.as_mut(), "a tunnel").await;
     link.echo(conn, b"and served on").await;
-    let close = wire::CloseRequest { connect_id: conn };
-    link.packet(PacketType::CloseReq, Payload::CloseRequest(close));
+    link.close(conn);
     within("its end without a tunnel", leaving).await;
 }
 
@@ -231,7 +228,6 @@ async fn a_stopping_agent_first_delivers_the_last_bytes_of_a_tunnel() {
 /// Limit (times): Last bytes on a lane when a process gets SIGTERM
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_server_first_delivers_the_last_bytes_of_a_tunnel() {
-    const OVER: &str = "adit_tunnels_closed_total{reason=\"clean\"}";
     let mut world = World::start(&[]).await;
     let (_connection, _call, grant) = stub_lane::agent(&world).await;
     let tcp = targets::connect_with_small_window(world.server().agents);
@@ -240,8 +236,7 @@ async fn a_stopping_server_first_delivers_the_last_bytes_of_a_tunnel() {
     one_idle(&world).await;
     let socket = world.connect();
     let opened = async {
-        while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
-        lane.end.accept();
+        lane.accept().await;
         lane.end.fin();
         lane.flush().await;
     };
@@ -252,7 +247,8 @@ async fn a_stopping_server_first_delivers_the_last_bytes_of_a_tunnel() {
     client.shutdown().await.expect("a half-close");
 
     let (mut received, metrics) = (Vec::<u8>::new(), world.server().metrics.scrape());
-    let has_all = || sample(&metrics.text(), OVER) == Some(1.0);
+    let over = ended("clean");
+    let has_all = || sample(&metrics.text(), &over) == Some(1.0);
     while !has_all() && sent - received.len() > QUEUE_TAKES {
         let enough = received.len() + PIECE_BYTES;
         while received.len() < enough {
@@ -267,18 +263,18 @@ async fn a_stopping_server_first_delivers_the_last_bytes_of_a_tunnel() {
     drop(client);
     let mut leaving = pin!(world.stop_server(GRACE));
     stays(leaving.as_mut(), "much to send").await;
-    let mut ended = false;
+    let mut has_fin = false;
     let rest = async {
         while let Some(event) = lane.event().await {
             match event {
                 LaneEvent::Data(bytes) => received.extend_from_slice(&bytes),
-                LaneEvent::PeerFin => ended = true,
+                LaneEvent::PeerFin => has_fin = true,
                 _ => (),
             }
         }
     };
     tokio::join!(leaving, rest);
-    assert!(ended, "{} bytes of {sent}", received.len());
+    assert!(has_fin, "{} bytes of {sent}", received.len());
     assert_eq!(Sum::of(&received), Sum::of(&targets::pattern(0, sent)));
 }
 
@@ -291,11 +287,7 @@ async fn a_stopping_server_first_delivers_the_last_bytes_on_a_link() {
     let mut world = World::start(&[]).await;
     let (_connection, mut link) = Connection::linked(&world, "stub", "").await;
     let (client, mut call) = Connection::proxied(&world).await;
-    let answer = async {
-        let random = link.dialed().await.random;
-        link.dial_response(random, CONN);
-    };
-    let (conn, ()) = tokio::join!(call.open(1, "10.0.0.1:80"), answer);
+    let (conn, _) = tokio::join!(call.open(1, "10.0.0.1:80"), link.answer(CONN));
     call.data(conn, targets::pattern(0, BYTES));
     call.finish();
     assert_eq!(call.next().await, None, "the server has all of it");
@@ -315,11 +307,7 @@ async fn a_stopping_server_first_delivers_the_last_bytes_on_a_link() {
     };
     let received = outlasts(leaving.as_mut(), "all was sent", rest).await;
     assert_eq!(Sum::of(&received), Sum::of(&targets::pattern(0, BYTES)));
-    let confirmed = wire::CloseResponse {
-        error: String::new(),
-        connect_id: CONN,
-    };
-    link.packet(PacketType::CloseRsp, Payload::CloseResponse(confirmed));
+    link.confirm_close(CONN);
     leaving.await;
 }
 
@@ -330,8 +318,7 @@ async fn a_stopping_server_first_delivers_the_last_bytes_on_a_link() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_server_waits_for_no_client_without_a_tunnel() {
     const HTTP_CONNECTIONS: &str = "konnectivity_network_proxy_server_http_connections";
-    let (target, _echo) = targets::local_echo().await;
-    let (mut world, _agent) = World::with_agent().await;
+    let (mut world, _agent, target, _echo) = World::with_echo().await;
     let began = Instant::now();
     // The frontend accepts this connection before the later ones.
     let mute = world.grpc_socket().await;

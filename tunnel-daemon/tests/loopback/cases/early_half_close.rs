@@ -1,19 +1,15 @@
 //! Clients that half-close before the answer to their dial still get that answer. Only a close or reset of the connection
 //! cancels the dial. Upstream reads nothing from a CONNECT client before the answer.
 
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use adit_core::wire::packets as wire;
 use adit_core::wire::packets::packet::Payload;
-use socket2::SockRef;
+use adit_net::socket::set_reset_on_close;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::support::clients::Kind;
 use crate::support::connect;
-use crate::support::raw::{Call, Connection};
+use crate::support::raw::{Call, Connection, close_dial, close_request};
 use crate::support::targets::{self, Sum, pattern};
 use crate::support::wait::within;
 use crate::support::world::World;
@@ -23,32 +19,15 @@ const DIAL_TIMEOUT: &str = "--dial-timeout=60s";
 const TARGET: &str = "silent.test:1";
 const CONN: i64 = 7;
 
-/// The path of tunnels.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Carrier {
-    Link,
-    Lanes,
-    RawLanes,
-}
-
-const CARRIERS: [Carrier; 3] = [Carrier::Link, Carrier::Lanes, Carrier::RawLanes];
-
-impl Carrier {
-    fn agent_flags(self) -> &'static [&'static str] {
-        match self {
-            Self::Link | Self::Lanes => &[],
-            Self::RawLanes => self.flags(),
-        }
-    }
-
-    fn flags(self) -> &'static [&'static str] {
-        match self {
-            Self::Link => &["--lanes-per-link=0"],
-            Self::Lanes => &[],
-            Self::RawLanes => &["--lane-security=plaintext"],
-        }
-    }
-}
+/// Flags of the server and of the agent for each path of tunnels: link, lanes, raw lanes.
+const CARRIERS: [[&[&str]; 2]; 3] = [
+    [&["--lanes-per-link=0"], &[]],
+    [&[], &[]],
+    [
+        &["--lane-security=plaintext"],
+        &["--lane-security=plaintext"],
+    ],
+];
 
 /// The target hashes its input and answers only after FIN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,12 +36,8 @@ async fn a_head_with_data_and_a_half_close_is_answered_and_the_target_gets_both(
     let (port, _target, mut seen) = targets::summing().await;
     let target = format!("127.0.0.1:{port}");
     for kind in Kind::ALL {
-        for carrier in CARRIERS {
-            let (world, _agent) = World::linked(
-                &[kind.flags(), carrier.flags()].concat(),
-                carrier.agent_flags(),
-            )
-            .await;
+        for [flags, of_agent] in CARRIERS {
+            let (world, _agent) = World::linked(&[kind.flags(), flags].concat(), of_agent).await;
             let mut clients = JoinSet::new();
             for number in 0..CLIENTS {
                 let mut stream = kind.connect_first(&world).await;
@@ -78,25 +53,15 @@ async fn a_head_with_data_and_a_half_close_is_answered_and_the_target_gets_both(
                         .await
                         .expect("a clean end");
                     let whole = format!("{}{}\n", connect::ESTABLISHED, expected.hash);
-                    assert_eq!(answer, whole, "client {number}: {kind:?} on {carrier:?}");
+                    assert_eq!(answer, whole, "client {number}: {kind:?} {flags:?}");
                 });
             }
-            within("all answers", async {
-                while let Some(client) = clients.join_next().await {
-                    client.expect("answered");
-                }
-            })
-            .await;
+            within("all answers", clients.join_all()).await;
             for _client in 0..CLIENTS {
                 assert!(seen.recv().await.is_some_and(|sum| sum.clean));
             }
         }
     }
-}
-
-/// The id of the next dial request on the link.
-async fn dial_of(link: &mut Call) -> i64 {
-    link.dialed().await.random
 }
 
 /// A Go agent's tunnel has no half-close, so CLOSE_REQ follows the data, as upstream sends it.
@@ -110,30 +75,26 @@ async fn the_dial_of_a_half_closed_client_continues_until_it_disconnects() {
     let mut stream = world.client().await;
     stream.write_all(&request).await.expect("taken");
     stream.shutdown().await.expect("a half-close");
-    let dial = dial_of(&mut link).await;
-    link.dial_response(dial, CONN);
+    link.answer(CONN).await;
     match link.payload().await {
         Some(Payload::Data(data)) => assert_eq!(data.data, "early"),
         other => panic!("no data but {other:?}"),
     }
-    let close = Payload::CloseRequest(wire::CloseRequest { connect_id: CONN });
-    assert_eq!(link.payload().await, Some(close));
+    assert_eq!(link.payload().await, Some(close_request(CONN)));
     let head = connect::read_head(&mut stream).await;
     assert_eq!(head, connect::ESTABLISHED);
 
     let mut unix = world.client().await;
     unix.write_all(&request).await.expect("taken");
     unix.shutdown().await.expect("a half-close");
-    let dial = dial_of(&mut link).await;
+    let dial = link.dialed().await.random;
     drop(unix);
     assert_called_off(&mut link, dial, "a closed unix socket").await;
 
-    let mut tcp = TcpStream::connect(frontend_of(&world))
-        .await
-        .expect("welcome");
+    let mut tcp = tcp_client(&world).await;
     tcp.write_all(&request).await.expect("taken");
     tcp.shutdown().await.expect("a half-close");
-    let dial = dial_of(&mut link).await;
+    let dial = link.dialed().await.random;
     break_off(tcp);
     assert_called_off(&mut link, dial, "a reset").await;
 }
@@ -147,33 +108,28 @@ async fn a_client_that_disconnects_behind_unread_bytes_cancels_its_dial() {
     let request = [connect::head(TARGET), pattern(0, MUCH)].concat();
     let mut unix = world.client().await;
     unix.write_all(&request).await.expect("taken");
-    let dial = dial_of(&mut link).await;
+    let dial = link.dialed().await.random;
     drop(unix);
     assert_called_off(&mut link, dial, "a closed unix socket").await;
 
-    let mut tcp = TcpStream::connect(frontend_of(&world))
-        .await
-        .expect("welcome");
+    let mut tcp = tcp_client(&world).await;
     tcp.write_all(&request).await.expect("taken");
-    let dial = dial_of(&mut link).await;
+    let dial = link.dialed().await.random;
     break_off(tcp);
     assert_called_off(&mut link, dial, "a reset").await;
 }
 
-fn frontend_of(world: &World) -> SocketAddr {
-    let frontend = world.server().frontends.first().copied();
-    frontend.expect("a frontend on TCP")
+/// A client of the TCP frontend.
+async fn tcp_client(world: &World) -> TcpStream {
+    let stream = TcpStream::connect(world.server().frontends[0]).await;
+    stream.expect("welcome")
 }
 
 /// Closes with a reset.
 fn break_off(socket: TcpStream) {
-    let reset = SockRef::from(&socket).set_linger(Some(Duration::ZERO));
-    reset.expect("an option");
+    set_reset_on_close(&socket).expect("an option");
 }
 
 async fn assert_called_off(link: &mut Call, dial: i64, what: &str) {
-    match link.payload().await {
-        Some(Payload::CloseDial(close)) => assert_eq!(close.random, dial, "{what}"),
-        other => panic!("{what}: instead of the dial's end: {other:?}"),
-    }
+    assert_eq!(link.payload().await, Some(close_dial(dial)), "{what}");
 }

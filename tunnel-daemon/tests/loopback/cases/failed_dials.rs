@@ -55,7 +55,7 @@ async fn a_failed_dial_is_one_line_at_its_server_and_one_at_its_agent() {
             ],
         );
         let health = agent.address("health");
-        metric(processes.health, "adit_links{peer=\"adit\"}", 1.0).await;
+        processes.links(1.0).await;
         let dials = [&*refused, &*denied, nowhere];
         for target in dials {
             if path == "lane" {
@@ -140,8 +140,7 @@ async fn a_failed_dial_is_one_line_at_its_server_and_one_at_its_agent() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_that_loses_its_agent_counts_as_agent_lost() {
     let world = World::start(&[]).await;
-    let agent = Connection::agent(&world).await;
-    let mut link = agent.link("silent", "").await;
+    let (agent, mut link) = Connection::linked(&world, "silent", "").await;
     let channel = world.channel().await;
     let dial = GrpcTunnel::open(channel, "silent.test:1");
     let lose = async {

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use adit::agent::RunningAgent;
 use rustix::process::Signal;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
@@ -10,13 +11,12 @@ use super::processes::Processes;
 use super::silent_agents::stop;
 use crate::support::balancer::Balancer;
 use crate::support::connect::say;
-use crate::support::lanes::{IDLE, value};
-use crate::support::process::{ask, metric};
-use crate::support::wait::{until, within};
+use crate::support::lanes::{self, IDLE};
+use crate::support::process::{ask, metric, scrape, sum, value};
+use crate::support::wait::{eventually, until, within};
 use crate::support::world::World;
 use crate::support::{connect, targets};
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 const SILENT: &str = "adit_links_silent";
 /// Dials per test.
 const DIALS: usize = 60;
@@ -65,7 +65,7 @@ async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
         let processes = Processes::start(flags).await;
         let stopped = processes.agent("stopped", &[]);
         let _other = processes.agent("other", &[]);
-        metric(processes.health, LINKS, 2.0).await;
+        processes.links(2.0).await;
         stop(&stopped).await;
         let (failed, slowest) = dials(&processes.world, &target).await;
         println!(
@@ -76,26 +76,29 @@ async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
         // Well below the dial timeout of 25 s.
         assert!(slowest < Duration::from_secs(15), "{slowest:?}");
         processes.server.logs("stopped,other").await;
-        let retries = metric_of(&processes, "adit_dial_retries_total{reason=\"slow\"}").await
-            + metric_of(&processes, "adit_dial_retries_total{reason=\"silent\"}").await;
+        let health = processes.health;
+        let retries = value(health, "adit_dial_retries_total{reason=\"slow\"}").await
+            + value(health, "adit_dial_retries_total{reason=\"silent\"}").await;
         assert!(retries >= 1.0, "{retries}");
         stopped.signal(Signal::CONT);
         metric(processes.health, SILENT, 0.0).await;
         // Late answers of the stopped agent open no tunnel and do not count as failures.
-        let failures = ask(processes.health, "/metrics").await;
-        let failures = failures.lines().filter(|line| {
-            line.starts_with("konnectivity_network_proxy_server_dial_failure_count")
-        });
-        let failures: Vec<&str> = failures.filter(|line| !line.ends_with(" 0")).collect();
-        assert!(failures.is_empty(), "{failures:?}");
+        let text = scrape(health).await;
+        let failures = sum(
+            &text,
+            "konnectivity_network_proxy_server_dial_failure_count",
+        );
+        assert_eq!(failures, 0.0, "{text}");
     }
 }
 
-async fn metric_of(processes: &Processes, series: &str) -> f64 {
-    let text = ask(processes.health, "/metrics").await;
-    let line = text.lines().find_map(|line| line.strip_prefix(series));
-    line.and_then(|value| value.trim().parse().ok())
-        .unwrap_or_else(|| panic!("no {series}"))
+/// As [`World::linked`], with an agent behind a load balancer.
+pub(super) async fn balanced(flags: &[&str]) -> (World, Balancer, RunningAgent) {
+    let world = World::start(flags).await;
+    let balancer = Balancer::to(&[world.server().agents]).await;
+    let agent = world.agent_of(balancer.address.port(), "agent", &[]).await;
+    world.links(1).await;
+    (world, balancer, agent)
 }
 
 /// The same address may be another machine behind an agent of the next strategy.
@@ -108,7 +111,7 @@ async fn a_dial_for_the_host_of_a_silent_agent_goes_to_no_agent_of_the_next_stra
     let processes = Processes::start(&flags).await;
     let silent = processes.agent("silent", &["--agent-identifiers=ipv4=127.0.0.1"]);
     let _answers_all = processes.agent("default", &[]);
-    metric(processes.health, LINKS, 2.0).await;
+    processes.links(2.0).await;
     stop(&silent).await;
     let target = format!("127.0.0.1:{port}");
     // Before the agent is suspected, while it is, and after its link is declared dead.
@@ -130,11 +133,11 @@ async fn the_next_strategy_takes_the_dials_of_a_silent_agent_that_is_killed() {
     let processes = Processes::start(&["--proxy-strategies=destHost,default"]).await;
     let mut silent = processes.agent("silent", &["--agent-identifiers=ipv4=127.0.0.1"]);
     let _answers_all = processes.agent("default", &[]);
-    metric(processes.health, LINKS, 2.0).await;
+    processes.links(2.0).await;
     stop(&silent).await;
     metric(processes.health, SILENT, 1.0).await;
     silent.kill();
-    metric(processes.health, LINKS, 1.0).await;
+    processes.links(1.0).await;
     let (head, _took) = dial(processes.world.connect(), target).await;
     assert!(head.contains(" 200 "), "{head}");
 }
@@ -145,14 +148,11 @@ async fn the_next_strategy_takes_the_dials_of_a_silent_agent_that_is_killed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dial_on_a_dead_connection_waits_for_the_only_agents_new_link() {
     let (target, _echo) = targets::local_echo().await;
-    let world = World::start(&[]).await;
-    let balancer = Balancer::to(&[world.server().agents]).await;
     // The agent's lanes also pass through the balancer, so they freeze too.
-    let _agent = world.agent_of(balancer.address.port(), "agent", &[]).await;
-    world.links(1).await;
+    let (world, balancer, _agent) = balanced(&[]).await;
     world.assert_serves(&target).await;
     // A lane that the agent opens after the freeze would take the dial.
-    until("all warm lanes", || value(&world, IDLE) >= 16.0).await;
+    until("all warm lanes", || lanes::value(&world, IDLE) >= 16.0).await;
     balancer.freeze();
     let (head, took) = dial(world.connect(), target.clone()).await;
     println!("the first dial took {took:?}");
@@ -165,10 +165,7 @@ async fn a_dial_on_a_dead_connection_waits_for_the_only_agents_new_link() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replaced_link_stays_open_until_its_tunnels_end() {
     let (target, _echo) = targets::local_echo().await;
-    let world = World::start(&["--lanes-per-link=0"]).await;
-    let balancer = Balancer::to(&[world.server().agents]).await;
-    let _agent = world.agent_of(balancer.address.port(), "agent", &[]).await;
-    world.links(1).await;
+    let (world, balancer, _agent) = balanced(&["--lanes-per-link=0"]).await;
     let mut old = within("a tunnel", connect::open(&world.connect(), &target)).await;
     balancer.freeze();
     // This dial uses the new link, which is then no longer provisional.
@@ -186,16 +183,17 @@ async fn a_replaced_link_stays_open_until_its_tunnels_end() {
 /// Limit (times): A silent server
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_whose_only_server_is_silent_is_not_ready_until_it_responds() {
-    let processes = Processes::start(&[]).await;
-    let agent = processes.agent("agent", &[]);
-    metric(processes.health, LINKS, 1.0).await;
+    let (processes, agent) = Processes::linked(&[], &[]).await;
     let health = agent.address("health");
     stop(&processes.server).await;
     not_ready(health, "servers are connected, but none of them responds").await;
     let told = ask(health, "/readyz?verbose").await;
     assert!(told.contains("[-]servers 1 silent"), "{told}");
     processes.server.signal(Signal::CONT);
-    until_ready(health).await;
+    eventually("readiness", async || {
+        ask(health, "/readyz").await.contains(" 200 ")
+    })
+    .await;
     until("the log tells of both", || {
         let log = agent.log();
         log.contains("server is silent") && log.contains("server responds again")
@@ -204,23 +202,9 @@ async fn an_agent_whose_only_server_is_silent_is_not_ready_until_it_responds() {
 }
 
 async fn not_ready(health: std::net::SocketAddr, text: &str) {
-    within("the agent is not ready", async {
-        loop {
-            let ready = ask(health, "/readyz").await;
-            if ready.contains(" 503 ") && ready.contains(text) {
-                break;
-            }
-            tokio::time::sleep(EVERY).await;
-        }
-    })
-    .await;
-}
-
-async fn until_ready(health: std::net::SocketAddr) {
-    within("readiness", async {
-        while !ask(health, "/readyz").await.contains(" 200 ") {
-            tokio::time::sleep(EVERY).await;
-        }
+    eventually("the agent is not ready", async || {
+        let ready = ask(health, "/readyz").await;
+        ready.contains(" 503 ") && ready.contains(text)
     })
     .await;
 }

@@ -9,18 +9,20 @@ use adit_testkit::certificates::{ThrowawayCa, ThrowawayFiles, Usage};
 
 use super::hostile_agents::turned_away;
 use super::processes::Processes;
-use crate::support::wait::{until, within};
+use crate::support::tls;
+use crate::support::wait::{eventually, until, within};
 use crate::support::world::{World, agent_plan, server_plan};
-use crate::support::{targets, tls};
 
-/// Polls `look` until it returns true, within the usual limit.
-async fn eventually<F: Future<Output = bool>>(what: &str, mut look: impl FnMut() -> F) {
-    within(what, async {
-        while !look().await {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    })
-    .await;
+/// Why a server with this command line does not start.
+async fn refused_server(args: &[String]) -> String {
+    let started = server::start(&server_plan(args).expect("flags are right")).await;
+    format!("{:#}", started.err().expect("it does not start"))
+}
+
+/// The same of an agent.
+async fn refused_agent(args: &[String]) -> String {
+    let started = agent::start(&agent_plan(args).expect("flags are right")).await;
+    format!("{:#}", started.err().expect("it does not start"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -53,17 +55,8 @@ async fn broken_certificate_files_stop_the_start_and_are_named() {
         let path = world.files.dir().join(name);
         let before = good(name);
         fs::write(&path, &text).expect("writable");
-        let mut args = world.server_args("0");
-        for arg in &mut args {
-            *arg = arg.replace(".sock", "-second.sock");
-        }
-        let plan = server_plan(&args).expect("flags are right");
-        let outcome = server::start(&plan).await;
+        let line = refused_server(&world.other_args("0", "-second.sock")).await;
         fs::write(&path, before).expect("writable");
-        let error = outcome
-            .err()
-            .unwrap_or_else(|| panic!("{name} was taken: {text:?}"));
-        let line = format!("{error:#}");
         assert!(
             line.contains(path.to_str().expect("text")),
             "{name}: {line}"
@@ -84,9 +77,8 @@ async fn missing_and_unreadable_files_are_named() {
     // A directory cannot be read as a file, not even by root.
     let folder = world.dir.path().join("folder");
     fs::create_dir(&folder).expect("writable");
-    let mut args = world.agent_args("a", 1, &[]);
-    args.retain(|arg| !arg.starts_with("--ca-cert="));
-    args.push(format!("--ca-cert={}", folder.display()));
+    let flag = format!("--ca-cert={}", folder.display());
+    let args = world.agent_args("a", 1, &["!--ca-cert", &flag]);
     let error = match agent_plan(&args) {
         Err(error) => error,
         Ok(plan) => format!("{:#}", agent::start(&plan).await.err().expect("no CA file")),
@@ -98,44 +90,21 @@ async fn missing_and_unreadable_files_are_named() {
 async fn ports_and_sockets_in_use_are_named() {
     let world = World::start(&[]).await;
     let taken = world.server().agents.port().to_string();
-    let mut args = world.server_args(&taken);
-    for arg in &mut args {
-        *arg = arg.replace(".sock", "-second.sock");
-    }
-    let error = server::start(&server_plan(&args).expect("flags"))
-        .await
-        .err();
-    let line = format!("{:#}", error.expect("the agent port is taken"));
+    let line = refused_server(&world.other_args(&taken, "-second.sock")).await;
     assert!(line.contains(&taken) && line.contains("in use"), "{line}");
 
-    let health = world
-        .server()
-        .health
-        .expect("a health port")
-        .port()
-        .to_string();
-    let mut args = world.agent_args("a", 1, &[]);
-    args.retain(|arg| !arg.starts_with("--health-server-port"));
-    args.push(format!("--health-server-port={health}"));
-    let error = agent::start(&agent_plan(&args).expect("flags")).await.err();
-    let line = format!("{:#}", error.expect("the health port is taken"));
+    let health = world.server().health.expect("a health port").port();
+    let health = health.to_string();
+    let flag = format!("--health-server-port={health}");
+    let args = world.agent_args("a", 1, &["!--health-server-port", &flag]);
+    let line = refused_agent(&args).await;
     assert!(line.contains(&health) && line.contains("in use"), "{line}");
 
     // The parent of this socket path is a file.
-    let mut args = world.server_args("0");
+    let mut args = world.other_args("0", "-second.sock");
     let file = world.files.ca_file();
     args.push(format!("--frontend=grpc=unix:{}/x.sock", file.display()));
-    let args: Vec<_> = args
-        .into_iter()
-        .map(|arg| {
-            arg.replace("grpc.sock", "g2.sock")
-                .replace("connect.sock", "c2.sock")
-        })
-        .collect();
-    let error = server::start(&server_plan(&args).expect("flags"))
-        .await
-        .err();
-    let line = format!("{:#}", error.expect("no directory"));
+    let line = refused_server(&args).await;
     assert!(line.contains("x.sock"), "{line}");
 }
 
@@ -144,20 +113,11 @@ async fn ports_and_sockets_in_use_are_named() {
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaced_server_certificate_is_used_by_the_next_handshake() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
-    let (ca, cert, key) = (
-        world.files.ca_file(),
-        world.files.cert("agent"),
-        world.files.key("agent"),
-    );
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let address = world.server().agents;
     let now = async || {
-        tls::shown(
-            &tls::dial(address, &ca, Some((&cert, &key)))
-                .await
-                .expect("welcome"),
-        )
+        let dialed = tls::dial_to(&world, b"h2", address, Some("agent")).await;
+        tls::shown(&dialed.expect("welcome"))
     };
     let before = now().await;
     assert_eq!(now().await, before);
@@ -205,8 +165,7 @@ async fn broken_new_certificate_is_named_in_the_log() {
 /// Upstream (configuration): Replaced certificates, CAs, tokens and kubeconfigs are used from the next handshake on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaced_ca_applies_to_the_next_handshake_on_both_sides() {
-    let (target, _echo) = targets::local_echo().await;
-    let (mut world, _agent) = World::with_agent().await;
+    let (mut world, _agent, target, _echo) = World::with_echo().await;
     let dir = world.files.dir().to_owned();
     let new_ca = ThrowawayCa::new("the next CA").expect("a CA");
     let old = (dir.join("old.crt"), dir.join("old.key"));

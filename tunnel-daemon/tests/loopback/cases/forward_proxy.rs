@@ -96,12 +96,8 @@ async fn serve(
 /// An agent whose server is `host` at this world's port, with these environment variables.
 async fn agent_of(world: &World, host: &str, env: &[(&str, String)]) -> RunningAgent {
     let port = world.server().agents.port();
-    let mut args = world.agent_args("proxied", port, &[]);
-    for arg in &mut args {
-        if arg.starts_with("--proxy-server-host=") {
-            *arg = format!("--proxy-server-host={host}:{port}");
-        }
-    }
+    let server = format!("--proxy-server-host={host}:{port}");
+    let args = world.agent_args("proxied", port, &["!--proxy-server-host", &server]);
     let plan = agent_plan_in(env, &args).expect("flags are right");
     agent::start(&plan).await.expect("the agent starts")
 }

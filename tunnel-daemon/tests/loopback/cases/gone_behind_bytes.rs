@@ -7,15 +7,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use adit::agent::RunningAgent;
 use adit_net::tasks::Tasks;
 use socket2::SockRef;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 
 use super::metrics::full;
-use crate::support::lanes::{BUSY, HITS, value, warm};
+use crate::support::lanes::{BUSY, HITS, ended, value};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, until_for, until_still, within};
 use crate::support::world::{World, endpoints_left, sample};
@@ -23,25 +22,13 @@ use crate::support::{connect, targets};
 
 /// A failed connection gets 30 s for its last bytes. The rest is for a busy machine.
 const GIVEN_UP: Duration = Duration::from_secs(90);
-const CLIENT_GONE: &str = "adit_tunnels_closed_total{reason=\"client_gone\"}";
-const TARGET_RESET: &str = "adit_tunnels_closed_total{reason=\"target_reset\"}";
-
-/// A server and an agent whose tunnels use framed lanes or the link.
-async fn world(lanes: bool, flags: &[&str]) -> (World, RunningAgent) {
-    let by_link: &[&str] = if lanes { &[] } else { &["--lanes-per-link=0"] };
-    let (world, agent) = World::linked(&[by_link, flags].concat(), &[]).await;
-    if lanes {
-        warm(&world).await;
-    }
-    (world, agent)
-}
 
 async fn open(world: &World, port: u16) -> UnixStream {
     connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await
 }
 
 /// Writes until all buffers on the path are full.
-async fn fill(stream: &mut UnixStream) {
+pub(super) async fn fill(stream: &mut UnixStream) {
     let (block, sent) = (vec![7; 64 * 1024], AtomicU64::new(0));
     let sending = async {
         while let Ok(count) = stream.write(&block).await {
@@ -93,7 +80,7 @@ async fn breaking_off(gate: Arc<Notify>, sent: Arc<AtomicU64>) -> (u16, Tasks) {
 /// A client closes behind stuck bytes, and its tunnel ends. Two tunnels that only pause, one in each direction, survive the
 /// same check.
 async fn an_end_is_found(lanes: bool) {
-    let (world, agent) = world(lanes, &["--half-closed-timeout=1s"]).await;
+    let (world, agent) = World::on(lanes, &["--half-closed-timeout=1s"]).await;
     let (port, _source) = targets::source(u64::MAX).await;
     let mut paused = open(&world, port).await;
     let gate = Arc::new(Notify::new());
@@ -109,21 +96,15 @@ async fn an_end_is_found(lanes: bool) {
     }
     drop(stuck);
 
-    let idle = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
-    world.server_metric(idle, 1.0).await;
+    world.ended("half_closed_idle", 1.0).await;
     endpoints_left(&agent, 2).await;
     if lanes {
         world.server_metric(BUSY, 2.0).await;
     }
-    let mut some = vec![0; 1_000_000];
-    within("bytes after the pause", paused.read_exact(&mut some))
-        .await
-        .expect("the tunnel lives");
-    assert!(some == targets::pattern(0, some.len()));
+    let some = targets::pattern(0, 1_000_000);
+    connect::hears(&mut paused, &some).await;
     gate.notify_one();
-    within("room after the pause", waiting.write_all(&some))
-        .await
-        .expect("the tunnel lives");
+    connect::say(&mut waiting, &some).await;
 }
 
 /// Limit (times): A half-closed and silent tunnel
@@ -134,7 +115,7 @@ async fn a_client_close_behind_stuck_bytes_is_detected() {
 }
 
 async fn a_client_breaks_off(lanes: bool) {
-    let (world, agent) = world(lanes, &[]).await;
+    let (world, agent) = World::on(lanes, &[]).await;
     let (port, _target) = targets::serve(|mut stream| async move {
         stream.write_u8(7).await?;
         std::future::pending().await
@@ -148,7 +129,7 @@ async fn a_client_breaks_off(lanes: bool) {
         .expect("the tunnel lives");
     drop(stream);
     until_for(GIVEN_UP, "the client is given up", || {
-        value(&world, CLIENT_GONE) == 1.0
+        value(&world, &ended("client_gone")) == 1.0
     })
     .await;
     until_for(GIVEN_UP, "its target is let go", || {
@@ -161,7 +142,7 @@ async fn a_client_breaks_off(lanes: bool) {
 }
 
 async fn a_target_breaks_off(lanes: bool) {
-    let (world, agent) = world(lanes, &[]).await;
+    let (world, agent) = World::on(lanes, &[]).await;
     let (gate, sent) = (Arc::new(Notify::new()), Arc::new(AtomicU64::new(0)));
     let (port, _target) = breaking_off(Arc::clone(&gate), Arc::clone(&sent)).await;
     let mut stream = open(&world, port).await;
@@ -170,15 +151,14 @@ async fn a_target_breaks_off(lanes: bool) {
     gate.notify_one();
     until_for(GIVEN_UP, "the target is given up", || {
         let agents = agent.metrics.scrape().text();
-        sample(&agents, TARGET_RESET) == Some(1.0)
+        sample(&agents, &ended("target_reset")) == Some(1.0)
     })
     .await;
     endpoints_left(&agent, 0).await;
     // The client first gets the bytes that were read before the reset.
-    let mut rest = Vec::new();
-    let _end = within("the end", stream.read_to_end(&mut rest)).await;
+    let (rest, _end) = connect::end(&mut stream).await;
     assert!(!rest.is_empty());
-    world.server_metric(TARGET_RESET, 1.0).await;
+    world.ended("target_reset", 1.0).await;
 }
 
 /// A peer that resumes reading within 30 s still gets the rest.
@@ -212,7 +192,7 @@ async fn a_target_that_breaks_off_behind_stuck_bytes_times_out_on_the_link() {
 async fn a_grpc_client_that_disconnects_behind_stuck_bytes_is_detected_at_once() {
     /// More than all buffers on the path hold, as in `paused_tunnels`.
     const UPLOAD_BLOCKS: usize = 64;
-    let (world, agent) = world(false, &[]).await;
+    let (world, agent) = World::on(false, &[]).await;
     let (sink, port) = targets::with_small_window();
     let _sink = targets::deaf_on(sink);
     let (connection, mut call) = Connection::proxied(&world).await;
@@ -220,6 +200,6 @@ async fn a_grpc_client_that_disconnects_behind_stuck_bytes_is_detected_at_once()
     call.upload(conn, UPLOAD_BLOCKS);
     world.server_metric(&full("Proxy"), 1.0).await;
     drop((call, connection));
-    world.server_metric(CLIENT_GONE, 1.0).await;
+    world.ended("client_gone", 1.0).await;
     endpoints_left(&agent, 0).await;
 }

@@ -6,44 +6,26 @@ use adit_testkit::certificates::ThrowawayFiles;
 use adit_tls::cause::TlsCause;
 use rustix::process::Signal;
 use serde_json::Value;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::support::process::{Process, ask, metric, program};
-use crate::support::wait::{until, within};
+use super::processes::Processes;
+use crate::support::connect::{end, say};
+use crate::support::process::{Process, ask, json_lines, program};
+use crate::support::wait::until;
 use crate::support::world::World;
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 const END: Duration = Duration::from_secs(15);
 
 /// A server and an agent that is linked, as processes.
-async fn linked(world: &mut World) -> (Process, Process) {
-    linked_with(world, &[]).await
-}
-
-/// As [`linked`], with more flags of the server.
-async fn linked_with(world: &mut World, flags: &[String]) -> (Process, Process) {
-    world.stop_server(Duration::ZERO).await;
-    let mut args = world.server_args("0");
-    if flags.iter().any(|flag| flag.starts_with("--admin-socket=")) {
-        args.retain(|arg| !arg.starts_with("--admin-socket="));
-    }
-    args.push("--log-format=json".to_owned());
-    args.extend_from_slice(flags);
-    let server = Process::start("server", &args, world.dir.path());
-    let (agents, health) = (server.address("agents"), server.address("health"));
-    let args = world.agent_args("agent-1", agents.port(), &["--log-format=json"]);
-    let agent = Process::start("agent", &args, world.dir.path());
-    metric(health, LINKS, 1.0).await;
-    (server, agent)
+async fn linked(flags: &[&str]) -> (World, Process, Process) {
+    let (processes, agent) = Processes::linked(flags, &[]).await;
+    (processes.world, processes.server, agent)
 }
 
 /// The events with this message.
 fn events(process: &Process, message: &str) -> Vec<Value> {
     let log = process.log();
-    let events = log
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let events = json_lines(&log);
     events.filter(|event| event["message"] == message).collect()
 }
 
@@ -54,8 +36,7 @@ fn event(process: &Process, message: &str) -> Option<Value> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopping_agent_is_logged_as_left_and_not_as_disconnected() {
-    let mut world = World::start(&[]).await;
-    let (server, mut agent) = linked(&mut world).await;
+    let (_world, server, mut agent) = linked(&[]).await;
     until("the agent is up", || event(&agent, "agent is up").is_some()).await;
     agent.signal(Signal::TERM);
     assert_eq!(agent.wait(END).code(), Some(0));
@@ -71,8 +52,7 @@ async fn stopping_agent_is_logged_as_left_and_not_as_disconnected() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopping_server_is_logged_as_left_and_not_as_disconnected() {
-    let mut world = World::start(&[]).await;
-    let (mut server, agent) = linked(&mut world).await;
+    let (_world, mut server, agent) = linked(&[]).await;
     server.signal(Signal::TERM);
     assert_eq!(server.wait(END).code(), Some(0));
     until("it left", || event(&agent, "server left").is_some()).await;
@@ -87,8 +67,7 @@ async fn stopping_server_is_logged_as_left_and_not_as_disconnected() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_agent_is_not_logged_as_left() {
-    let mut world = World::start(&[]).await;
-    let (server, mut agent) = linked(&mut world).await;
+    let (_world, server, mut agent) = linked(&[]).await;
     agent.kill();
     until("it is gone", || {
         event(&server, "agent disconnected").is_some()
@@ -102,18 +81,13 @@ async fn killed_agent_is_not_logged_as_left() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_handshake_is_one_warning_with_its_peer_and_cause() {
-    let mut world = World::start(&[]).await;
-    let (server, _agent) = linked(&mut world).await;
+    let (_world, server, _agent) = linked(&[]).await;
     let mut stranger = TcpStream::connect(server.address("agents"))
         .await
         .expect("it listens");
     let peer = stranger.local_addr().expect("an address").to_string();
-    stranger
-        .write_all(b"GET / HTTP/1.0\r\n\r\n")
-        .await
-        .expect("room");
-    let mut rest = Vec::new();
-    let _refused = within("the end", stranger.read_to_end(&mut rest)).await;
+    say(&mut stranger, b"GET / HTTP/1.0\r\n\r\n").await;
+    let _refused = end(&mut stranger).await;
     let message = "TLS handshake failed";
     until("the warning", || event(&server, message).is_some()).await;
     let failed = event(&server, message).expect("logged");
@@ -127,12 +101,11 @@ async fn failed_handshake_is_one_warning_with_its_peer_and_cause() {
 /// With TLS 1.3 the agent has already written when the server refuses its certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_that_the_server_refuses_logs_the_servers_alert_in_words() {
-    let mut world = World::start(&[]).await;
-    let (server, _agent) = linked(&mut world).await;
+    let (world, server, _agent) = linked(&[]).await;
     let foreign = ThrowawayFiles::create(&[]).expect("certificates");
     let port = server.address("agents").port();
-    let mut without = world.agent_args("agent-2", port, &["--log-format=json"]);
-    without.retain(|arg| !arg.starts_with("--agent-cert=") && !arg.starts_with("--agent-key="));
+    let flags = ["!--agent-cert", "!--agent-key", "--log-format=json"];
+    let without = world.agent_args("agent-2", port, &flags);
     let mut of_another_ca = without.clone();
     of_another_ca.extend([
         format!("--agent-cert={}", foreign.cert("agent").display()),
@@ -156,10 +129,9 @@ async fn an_agent_that_the_server_refuses_logs_the_servers_alert_in_words() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unlinked_agent_says_so_and_the_loss_of_the_last_agent_is_a_warning() {
-    let mut world = World::start(&[]).await;
-    let socket = world.dir.path().join("admin.sock");
+    let (world, server, agent) = linked(&["--admin-socket={certs}/admin.sock"]).await;
+    let socket = world.admin_socket();
     let flag = format!("--admin-socket={}", socket.display());
-    let (server, agent) = linked_with(&mut world, std::slice::from_ref(&flag)).await;
     let unlinked = tokio::process::Command::new(program())
         .args(["unlink", &flag, "--agent=agent-1"])
         .output()
@@ -182,8 +154,7 @@ async fn an_unlinked_agent_says_so_and_the_loss_of_the_last_agent_is_a_warning()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn start_line_shows_each_listener_in_the_syntax_of_its_flag() {
-    let mut world = World::start(&[]).await;
-    let (server, agent) = linked(&mut world).await;
+    let (world, server, agent) = linked(&[]).await;
     let up = event(&server, "server is up").expect("logged");
     let (grpc, connect) = (world.grpc(), world.connect());
     let frontends = format!(

@@ -2,28 +2,21 @@
 
 use adit_testkit::certificates::Usage;
 
-use crate::support::raw::Connection;
+use crate::support::lanes::value;
+use crate::support::raw::{Connection, grpc_status};
 use crate::support::targets;
 use crate::support::wait::until;
-use crate::support::world::{World, sample};
+use crate::support::world::World;
 
 const PERMISSION_DENIED: &str = "7";
 const RESOURCE_EXHAUSTED: &str = "8";
+const UNVERIFIED: &str = "adit_agent_claims_unverified";
 
 /// Status and text of a refused agent.
 async fn refused(connection: &Connection, id: &str, identifiers: &str) -> (String, String) {
     let headers = [("agentid", id), ("agentidentifiers", identifiers)];
     let mut call = connection.call("/AgentService/Connect", &headers).await;
-    let answer = call.headers().await.expect("an answer");
-    let text = |name| {
-        let value = answer.get(name).and_then(|value| value.to_str().ok());
-        value.unwrap_or_default().to_owned()
-    };
-    (text("grpc-status"), text("grpc-message"))
-}
-
-fn value(world: &World, series: &str) -> Option<f64> {
-    sample(&world.server().metrics.scrape().text(), series)
+    grpc_status(&call.headers().await.expect("an answer"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -63,43 +56,30 @@ async fn certificate_claims_only_what_is_granted_to_it() {
         assert_eq!(status, PERMISSION_DENIED, "{id} {identifiers}: {message}");
         assert!(message.contains(text), "{id} {identifiers}: {message}");
     }
-    assert!(
-        refused(&stranger, "agent-1", "")
-            .await
-            .1
-            .contains("CN=client"),
-        "the refusal names the certificate"
-    );
+    let (_status, message) = refused(&stranger, "agent-1", "").await;
+    assert!(message.contains("CN=client"), "{message}");
     assert_eq!(world.server().links(), 0);
     let series = "adit_agents_refused_total{reason=\"not_granted\"}";
-    assert_eq!(value(&world, series), Some(7.0));
+    assert_eq!(value(&world, series), 7.0);
 
     let _gateway = gateway.link("gateway-x", "default-route=true").await;
-    let _agent = world
-        .agent("agent-1", &["--agent-identifiers=ipv4=127.0.0.1"])
-        .await;
+    let _agent = world.agent_for("agent-1", "ipv4=127.0.0.1").await;
     world.links(2).await;
     world.assert_serves(&target).await;
-    assert_eq!(value(&world, "adit_agent_claims_unverified"), Some(0.0));
-    assert_eq!(value(&world, "adit_claimed_identities_total"), Some(0.0));
+    assert_eq!(value(&world, UNVERIFIED), 0.0);
+    assert_eq!(value(&world, "adit_claimed_identities_total"), 0.0);
 }
 
 /// As upstream does. A metric counts such claims.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_grants_claims_are_accepted_and_counted() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let link = connection
-        .link("whoever", "cidr=0.0.0.0/0&default-route=true")
-        .await;
-    world
-        .server_metric("adit_agent_claims_unverified", 1.0)
-        .await;
-    drop((link, connection));
-    world
-        .server_metric("adit_agent_claims_unverified", 0.0)
-        .await;
-    assert_eq!(value(&world, "adit_claimed_identities_total"), Some(1.0));
+    let claims = "cidr=0.0.0.0/0&default-route=true";
+    let linked = Connection::linked(&world, "whoever", claims).await;
+    world.server_metric(UNVERIFIED, 1.0).await;
+    drop(linked);
+    world.server_metric(UNVERIFIED, 0.0).await;
+    assert_eq!(value(&world, "adit_claimed_identities_total"), 1.0);
 }
 
 /// The newest stream wins only within one certificate.
@@ -135,7 +115,7 @@ async fn links_of_one_certificate_under_one_id_are_capped() {
     assert_eq!(status, RESOURCE_EXHAUSTED, "{message}");
     assert!(message.contains("2 links"), "{message}");
     let series = "adit_agents_refused_total{reason=\"links_per_agent\"}";
-    assert_eq!(value(&world, series), Some(1.0));
+    assert_eq!(value(&world, series), 1.0);
     // The cap applies neither to other ids nor to other certificates.
     let _other_id = connection.link("other", "").await;
     let others = Connection::agent_as(&world, "client").await;

@@ -32,11 +32,6 @@ fn begin(call: &mut Call) {
 async fn incomplete_messages_on_many_streams_take_little_memory() {
     let processes = Processes::start(&[]).await;
     let world = &processes.world;
-    let (ca, cert, key) = (
-        world.files.ca_file(),
-        world.files.cert("agent"),
-        world.files.key("agent"),
-    );
     let client = Connection::client(world).await;
     let before = processes.server.resident_bytes();
     let mut calls = Vec::new();
@@ -48,7 +43,7 @@ async fn incomplete_messages_on_many_streams_take_little_memory() {
     let mut connections = Vec::new();
     for number in 0..LINKS {
         if number % LINKS_PER_CONNECTION == 0 {
-            let dialed = tls::dial(processes.agents, &ca, Some((&cert, &key)));
+            let dialed = tls::dial_to(world, b"h2", processes.agents, Some("agent"));
             let stream = within("a TLS handshake", dialed).await.expect("welcome");
             connections.push(Connection::over(stream).await);
         }

@@ -3,29 +3,36 @@
 use std::io;
 use std::net::SocketAddr;
 
+use adit::agent::RunningAgent;
 use adit::demo::grpc_client::{ClientError, GrpcTunnel};
-use adit_core::wire::packets as wire;
 use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
+use adit_net::tasks::Tasks;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::hostile_clients::malformed;
-use crate::support::raw::{Call, Connection, data, encoded};
+use crate::support::raw::{Call, Connection, close_request, close_response, data, grpc_status};
 use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets, tls};
 
-/// Two stub agents. Dials to `victim.test` go to the first.
-async fn two_links(world: &World) -> (Connection, Call, Connection, Call) {
-    let (one, two) = (
-        Connection::agent(world).await,
-        Connection::agent(world).await,
-    );
-    let victim = one.link("victim", "host=victim.test").await;
-    let thief = two.link("thief", "host=thief.test").await;
+/// Two stub agents with these ids. Dials to `victim.test` go to the first.
+async fn two_links(world: &World, ids: [&str; 2]) -> (Connection, Call, Connection, Call) {
+    let (one, victim) = Connection::linked(world, ids[0], "host=victim.test").await;
+    let two = Connection::agent(world).await;
+    let thief = two.link(ids[1], "host=thief.test").await;
     world.links(2).await;
     (one, victim, two, thief)
+}
+
+/// A world with an agent for 127.0.0.1, an echo there, and a tunnel to it.
+async fn with_witness() -> (World, RunningAgent, String, Tasks, GrpcTunnel) {
+    let (target, tasks) = targets::local_echo().await;
+    let identifiers = "--agent-identifiers=ipv4=127.0.0.1";
+    let (world, agent) = World::linked(&["--proxy-strategies=destHost"], &[identifiers]).await;
+    let witness = world.tunnel(&target).await;
+    (world, agent, target, tasks, witness)
 }
 
 async fn foreign(world: &World) {
@@ -43,18 +50,14 @@ async fn foreign(world: &World) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_agents_answer_to_a_dial_is_refused() {
     let world = World::start(&["--proxy-strategies=destHost"]).await;
-    let (_one, mut victim, _two, mut thief) = two_links(&world).await;
+    let (_one, mut victim, _two, mut thief) = two_links(&world, ["victim", "thief"]).await;
     let channel = world.channel().await;
     let dial = GrpcTunnel::open(channel, "victim.test:80");
     let answer = async {
         let random = victim.dialed().await.random;
         thief.dial_response(random, 666);
         // The server closes the forged connection id at the agent that sent it.
-        let back = thief.payload().await;
-        assert!(
-            matches!(&back, Some(Payload::CloseRequest(close)) if close.connect_id == 666),
-            "{back:?}"
-        );
+        assert_eq!(thief.payload().await, Some(close_request(666)));
         victim.dial_response(random, 5);
     };
     let (tunnel, ()) = within("the dial", async { tokio::join!(dial, answer) }).await;
@@ -67,31 +70,11 @@ async fn another_agents_answer_to_a_dial_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_links_data_and_close_do_not_reach_the_tunnel() {
     let world = World::start(&["--proxy-strategies=destHost"]).await;
-    let (one, two) = (
-        Connection::agent(&world).await,
-        Connection::agent(&world).await,
-    );
-    let mut victim = one.link("same", "host=victim.test").await;
-    let mut thief = two.link("same", "host=thief.test").await;
-    world.links(2).await;
-    let channel = world.channel().await;
-    let dial = GrpcTunnel::open(channel, "victim.test:80");
-    let answer = async {
-        let random = victim.dialed().await.random;
-        victim.dial_response(random, 5);
-    };
-    let (tunnel, ()) = within("the dial", async { tokio::join!(dial, answer) }).await;
-    let mut tunnel = tunnel.expect("open");
+    let (_one, mut victim, _two, mut thief) = two_links(&world, ["same", "same"]).await;
+    let (mut tunnel, _) = tokio::join!(world.tunnel("victim.test:80"), victim.answer(5));
 
-    let closed = wire::CloseResponse {
-        connect_id: 5,
-        error: "forged".to_owned(),
-    };
-    thief.packet(PacketType::CloseRsp, Payload::CloseResponse(closed));
-    thief.packet(
-        PacketType::CloseReq,
-        Payload::CloseRequest(wire::CloseRequest { connect_id: 5 }),
-    );
+    thief.packet(PacketType::CloseRsp, close_response(5, "forged"));
+    thief.close(5);
     // Sent last: the server answers an unknown id once and does not count later packets for it.
     thief.data(5, "forged");
     foreign(&world).await;
@@ -104,11 +87,7 @@ async fn another_links_data_and_close_do_not_reach_the_tunnel() {
         .write("up".into())
         .await
         .expect("the tunnel takes bytes");
-    let up = victim.payload().await;
-    assert!(
-        matches!(&up, Some(Payload::Data(data)) if data.data == "up"),
-        "{up:?}"
-    );
+    assert_eq!(victim.payload().await, Some(data(5, "up")));
 }
 
 /// Malformed packets crash upstream's server.
@@ -116,13 +95,7 @@ async fn another_links_data_and_close_do_not_reach_the_tunnel() {
 /// Upstream (packets): Empty, mismatched and unknown packets, and those with id 0, hurt no other tunnel.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_packets_of_an_agent_affect_no_other_tunnel() {
-    let (target, _echo) = targets::local_echo().await;
-    let world = World::start(&["--proxy-strategies=destHost"]).await;
-    let _honest = world
-        .agent("honest", &["--agent-identifiers=ipv4=127.0.0.1"])
-        .await;
-    world.links(1).await;
-    let mut witness = world.tunnel(&target).await;
+    let (world, _honest, target, _echo, mut witness) = with_witness().await;
     for body in malformed() {
         let connection = Connection::agent(&world).await;
         let mut link = connection.link("stub", "host=stub.test").await;
@@ -138,13 +111,7 @@ async fn malformed_packets_of_an_agent_affect_no_other_tunnel() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
-    let (target, _echo) = targets::local_echo().await;
-    let world = World::start(&["--proxy-strategies=destHost"]).await;
-    let _honest = world
-        .agent("honest", &["--agent-identifiers=ipv4=127.0.0.1"])
-        .await;
-    world.links(1).await;
-    let mut witness = world.tunnel(&target).await;
+    let (world, _honest, _target, _echo, mut witness) = with_witness().await;
     let bodies: [&[u8]; 3] = [
         b"\x00\xff\xff\xff\xff",
         b"\x01\x00\x00\x00\x00",
@@ -161,17 +128,11 @@ async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
     let connection = Connection::agent(&world).await;
     let mut link = connection.link("stub", "host=big.test").await;
     world.links(2).await;
-    let dial = GrpcTunnel::open(world.channel().await, "big.test:80");
     let answer = async {
-        let random = link.dialed().await.random;
-        link.dial_response(random, 5);
-        link.message(&encoded(
-            PacketType::Data.into(),
-            Some(data(5, vec![0; (4 << 20) + 1])),
-        ));
+        link.answer(5).await;
+        link.data(5, vec![0; (4 << 20) + 1]);
     };
-    let (tunnel, ()) = within("the dial", async { tokio::join!(dial, answer) }).await;
-    let mut tunnel = tunnel.expect("open");
+    let (mut tunnel, ()) = tokio::join!(world.tunnel("big.test:80"), answer);
     let end = within("the tunnel's end", tunnel.read()).await;
     assert!(!matches!(end, Ok(Some(_))), "{end:?}");
     echo(&mut witness, b"unharmed").await;
@@ -180,19 +141,16 @@ async fn oversized_and_truncated_packets_of_an_agent_spare_the_other_agent() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_answers_and_reused_ids_open_no_second_tunnel() {
     let world = World::start(&[]).await;
-    let connection = Connection::agent(&world).await;
-    let mut link = connection.link("stub", "").await;
+    let (_connection, mut link) = Connection::linked(&world, "stub", "").await;
     let mut open = Vec::new();
     for round in 0..2 {
         let dial = GrpcTunnel::open(world.channel().await, "a.test:1");
         let answer = async {
-            let random = link.dialed().await.random;
             // The second round claims the id of the first tunnel, which is open.
-            link.dial_response(random, 5);
+            let random = link.answer(5).await;
             link.dial_response(random, 6 + round);
-            random
         };
-        let (tunnel, _random) = within("the dial", async { tokio::join!(dial, answer) }).await;
+        let (tunnel, ()) = within("the dial", async { tokio::join!(dial, answer) }).await;
         match (round, tunnel) {
             (0, Ok(tunnel)) => open.push(tunnel),
             (1, Err(ClientError::Dial(error))) => assert!(!error.is_empty()),
@@ -227,13 +185,8 @@ async fn agents_with_invalid_metadata_are_refused() {
         let connection = Connection::agent(&world).await;
         let mut call = connection.call("/AgentService/Connect", hello).await;
         let answer = call.headers().await.expect("an answer");
-        let status = answer
-            .get("grpc-status")
-            .and_then(|status| status.to_str().ok());
-        assert!(
-            status.is_some_and(|status| status != "0"),
-            "{hello:?}: {answer:?}"
-        );
+        let (status, _message) = grpc_status(&answer);
+        assert!(!["", "0"].contains(&&*status), "{hello:?}: {answer:?}");
     }
     assert_eq!(world.server().links(), 0);
 }
@@ -249,8 +202,7 @@ async fn speak(address: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
 /// Garbage, plain HTTP, and clients without a valid certificate. The connected agent is not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_clients_of_the_agent_port_are_refused_and_disturb_no_agent() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let address = world.server().agents;
     let mut witness = connect::open(&world.connect(), &target).await;
     let words: [&[u8]; 4] = [
@@ -270,10 +222,10 @@ async fn invalid_clients_of_the_agent_port_are_refused_and_disturb_no_agent() {
         connect::echo(&mut witness, b"unharmed").await;
     }
 
-    let ca = world.files.ca_file();
     // In TLS 1.3 the client learns of the refusal at its first read.
-    let nobody = tls::dial(address, &ca, None).await;
+    let nobody = tls::dial_to(&world, b"h2", address, None).await;
     assert!(turned_away(nobody).await, "no certificate");
+    let ca = world.files.ca_file();
     let others = adit_testkit::certificates::ThrowawayFiles::create(&[]).expect("certificates");
     let (cert, key) = (others.cert("agent"), others.key("agent"));
     let foreign = tls::dial(address, &ca, Some((&cert, &key))).await;

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use crate::support::connect::say;
-use crate::support::raw::{self, Connection, data, dial_request, encoded, framed};
+use crate::support::raw::{self, Connection, close_response, data, dial_request, encoded, framed};
 use crate::support::wait::{stands_still, within};
 use crate::support::world::{World, echo, endpoints_left, sample};
 use crate::support::{connect, targets};
@@ -55,8 +55,7 @@ fn fin(side: i32) -> Payload {
 /// Upstream (packets): The end of a client's stream ends only that stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_packets_of_a_client_affect_no_other_tunnel() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     let mut witness = world.tunnel(&target).await;
     let (connection, mut sibling) = Connection::proxied(&world).await;
     let sibling_conn = sibling.open(1, &target).await;
@@ -80,8 +79,7 @@ async fn malformed_packets_of_a_client_affect_no_other_tunnel() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let (_connection, mut call) = Connection::proxied(&world).await;
     let conn = call.open(1, &target).await;
     for body in [
@@ -99,8 +97,7 @@ async fn unknown_types_and_empty_packets_leave_the_tunnel_open() {
 /// Upstream (packets): Packets of 4 MiB pass; a larger one ends its own tunnel only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn four_mebibyte_message_passes_and_a_larger_one_ends_only_its_own_tunnel() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let (connection, mut sibling) = Connection::proxied(&world).await;
     let sibling_conn = sibling.open(1, &target).await;
 
@@ -114,10 +111,7 @@ async fn four_mebibyte_message_passes_and_a_larger_one_ends_only_its_own_tunnel(
     call.message(&message);
     call.echo_arrives(conn, &largest).await;
 
-    call.message(&encoded(
-        PacketType::Data.into(),
-        Some(data(conn, vec![0; (4 << 20) + 1])),
-    ));
+    call.data(conn, vec![0; (4 << 20) + 1]);
     let end = call.payload().await;
     assert!(
         matches!(&end, Some(Payload::CloseResponse(close)) if close.error.contains("4 MiB")),
@@ -136,8 +130,7 @@ async fn four_mebibyte_message_passes_and_a_larger_one_ends_only_its_own_tunnel(
 /// Upstream (packets): The end of a client's stream ends only that stream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn truncated_packets_end_their_own_stream_only() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     let (connection, mut sibling) = Connection::proxied(&world).await;
     let sibling_conn = sibling.open(1, &target).await;
     let message = framed(&encoded(
@@ -191,15 +184,9 @@ async fn a_client_that_ends_a_call_without_room_for_its_last_message_is_reset() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_out_of_order_get_upstreams_answers() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     let connection = Connection::client(&world).await;
-    let closed = |id: i64, text: &str| {
-        Some(Payload::CloseResponse(wire::CloseResponse {
-            connect_id: id,
-            error: text.to_owned(),
-        }))
-    };
+    let closed = |id: i64, text: &str| Some(close_response(id, text));
     let mut call = connection.proxy().await;
     call.data(5, "early");
     assert_eq!(call.payload().await, closed(5, "backend not initialized"));
@@ -207,22 +194,17 @@ async fn packets_out_of_order_get_upstreams_answers() {
     let mut call = connection.proxy().await;
     let conn = call.open(1, &target).await;
     call.data(conn + 1000, "not mine");
-    assert_eq!(
-        call.payload().await,
-        closed(conn + 1000, "mismatched connection IDs")
-    );
-    assert_eq!(
-        call.payload().await,
-        closed(conn, "mismatched connection IDs")
-    );
+    for conn in [conn + 1000, conn] {
+        let text = "mismatched connection IDs";
+        assert_eq!(call.payload().await, closed(conn, text));
+    }
     endpoints_left(&agent, 0).await;
 }
 
 /// Clients disconnect during a dial, after its answer, and during an upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_vanish_leave_nothing_behind() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     for round in 0..30 {
         let (connection, mut call) = Connection::proxied(&world).await;
         call.dial(round, &target);
@@ -254,8 +236,7 @@ async fn clients_that_vanish_leave_nothing_behind() {
 /// Go sends the socket's path as `:authority`, which HTTP libraries refuse.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn socket_path_as_authority_is_accepted_raw_and_encoded() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let path = world.grpc();
     let path = path.to_str().expect("a text path");
     for authority in [
@@ -264,10 +245,11 @@ async fn socket_path_as_authority_is_accepted_raw_and_encoded() {
         "localhost".to_owned(),
     ] {
         let mut stream = world.grpc_socket().await;
-        let dial = framed(&encoded(
+        let dial = encoded(
             PacketType::DialReq.into(),
             Some(dial_request(4242, &target)),
-        ));
+        );
+        let dial = framed(&dial);
         say(&mut stream, &call_by_hand(&authority, &dial)).await;
         let mut data = BytesMut::new();
         let packet = within("the answer to a dial", async {
@@ -334,8 +316,7 @@ pub(super) async fn frame(stream: &mut UnixStream) -> (u8, u8, Bytes) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_other_than_connect_are_refused_with_a_status() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let mut huge = connect::head("a:1");
     huge.truncate(huge.len() - 2);
     huge.extend(b"X-Filler: ");
@@ -345,25 +326,18 @@ async fn requests_other_than_connect_are_refused_with_a_status() {
     let get = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     assert_eq!(connect::refused(&socket, get).await, (405, body.to_owned()));
     let post = b"POST http://a/ HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc";
-    assert_eq!(connect::refused(&socket, post).await.0, 405);
-    for bad in [
-        &b"CONNECT\r\n\r\n"[..],
-        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
-        b"CONNECT a:1 HTTP/1.1\r\nbad header\r\n\r\n",
+    for (bad, status) in [
+        (&post[..], 405),
+        (b"CONNECT\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
+        (b"CONNECT a:1 HTTP/1.1\r\nbad header\r\n\r\n", 400),
+        (b"CONNECT a:1 HTTP/3.0\r\n\r\n", 505),
     ] {
-        assert_eq!(connect::refused(&socket, bad).await.0, 400, "{bad:?}");
+        assert_eq!(connect::refused(&socket, bad).await.0, status, "{bad:?}");
     }
-    assert_eq!(
-        connect::refused(&socket, b"CONNECT a:1 HTTP/3.0\r\n\r\n")
-            .await
-            .0,
-        505
-    );
 
     // The server may answer and close before it has read everything. Then a write may fail.
-    let mut stream = UnixStream::connect(&socket)
-        .await
-        .expect("the frontend listens");
+    let mut stream = world.client().await;
     if let Err(error) = stream.write_all(&huge).await {
         let kinds = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
         assert!(kinds.contains(&error.kind()), "{error}");
@@ -424,8 +398,7 @@ async fn a_long_head_is_refused_at_its_limit() {
 /// Slow-loris attack: clients never finish their heads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_heads_hold_only_their_own_connections() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let mut slow = Vec::new();
     for _client in 0..200 {
         let mut stream = world.client().await;
@@ -447,12 +420,10 @@ async fn unfinished_heads_hold_only_their_own_connections() {
 /// Limit (peers): Answers to packets without a tunnel before a client's call is reset
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn closes_without_a_tunnel_are_answered_a_bounded_number_of_times() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let (_client, mut call) = Connection::proxied(&world).await;
-    let close = Payload::CloseRequest(wire::CloseRequest { connect_id: 5 });
     for _packet in 0..1000 {
-        call.packet(PacketType::CloseReq, close.clone());
+        call.close(5);
     }
     let mut answers = 0;
     while call.next().await.is_some() {

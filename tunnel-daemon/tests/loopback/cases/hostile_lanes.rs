@@ -8,15 +8,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use adit_core::ids::{LinkId, ServerId};
-use adit_core::lane::{ALPN, FrameType, Header, LaneEvent, Piece};
+use adit_core::lane::{ALPN, FrameType, LaneEvent, Piece, Proof};
 use adit_core::wire::metadata::LaneGrant;
 use tokio::io::AsyncReadExt as _;
 use tokio::task::JoinSet;
 
 use super::hostile_agents::turned_away;
-use crate::support::lanes::{BUSY, value};
+use crate::support::lanes::{BUSY, ended, value};
 use crate::support::raw::Connection;
-use crate::support::stub_lane::{self, Stub, bind, bound, one_idle};
+use crate::support::stub_lane::{self, Stub, bind, bound, frame, one_idle};
 use crate::support::wait::{until, until_still, within};
 use crate::support::world::World;
 use crate::support::{connect, tls};
@@ -24,6 +24,12 @@ use crate::support::{connect, tls};
 async fn refused(world: &World, reason: &str, count: f64) {
     let series = format!("adit_lanes_refused_total{{reason=\"{reason}\"}}");
     world.server_metric(&series, count).await;
+}
+
+/// Whether the server accepts this proof for a link on a lane that it has greeted.
+async fn accepts(lane: &mut Stub, link: LinkId, proof: Proof) -> bool {
+    lane.send(&bind(link, proof).to_frame()).await;
+    lane.is_ready().await
 }
 
 /// A lane needs a proof made from the secret of its own link. Failures are counted.
@@ -48,20 +54,16 @@ async fn lanes_without_proof_are_refused() {
     let hello = first.hello().await;
     let link_id = grant.link;
     let proof = first.proof(&hello, link_id, &grant.secret[..]);
-    let frame = bind(link_id, proof).to_frame();
     let mut second = Stub::connect(&world, "agent").await;
     second.hello().await;
-    second.send(&frame).await;
-    assert!(!second.is_ready().await);
+    assert!(!accepts(&mut second, link_id, proof).await);
     refused(&world, "proof", 2.0).await;
 
     // The right nonce, but a proof for another TLS session, as a man in the middle would have.
     let mut third = Stub::connect(&world, "agent").await;
     let hello = third.hello().await;
     let proof = first.proof(&hello, link_id, &grant.secret[..]);
-    let frame = bind(link_id, proof).to_frame();
-    third.send(&frame).await;
-    assert!(!third.is_ready().await);
+    assert!(!accepts(&mut third, link_id, proof).await);
     refused(&world, "proof", 3.0).await;
 
     // Another server's id in the proof.
@@ -69,9 +71,7 @@ async fn lanes_without_proof_are_refused() {
     let mut hello = fourth.hello().await;
     hello.server = ServerId::new("another");
     let proof = fourth.proof(&hello, link_id, &grant.secret[..]);
-    let frame = bind(link_id, proof).to_frame();
-    fourth.send(&frame).await;
-    assert!(!fourth.is_ready().await);
+    assert!(!accepts(&mut fourth, link_id, proof).await);
     refused(&world, "proof", 4.0).await;
 }
 
@@ -113,8 +113,7 @@ async fn lanes_require_a_request_and_a_certificate() {
         assert!(!offered, "{answer:?}");
     }
     // The server refuses a client without a certificate before its greeting.
-    let (ca, agents) = (world.files.ca_file(), world.server().agents);
-    let nobody = tls::dial_as(ALPN.as_bytes(), agents, &ca, None).await;
+    let nobody = tls::dial_to(&world, ALPN.as_bytes(), world.server().agents, None).await;
     assert!(turned_away(nobody).await, "no certificate");
 }
 
@@ -148,16 +147,6 @@ async fn connections_that_do_not_bind_are_closed() {
 async fn an_agent_that_breaks_the_protocol_loses_its_lane() {
     let world = World::start(&[]).await;
     let (_connection, _call, grant) = stub_lane::agent(&world).await;
-    let frame = |kind, sequence, payload: &[u8]| {
-        let length = u32::try_from(payload.len()).expect("small");
-        let header = Header {
-            kind,
-            flags: 0,
-            sequence,
-            length,
-        };
-        [&header.to_bytes()[..], payload].concat()
-    };
     let offences = [
         frame(FrameType::Data, 1, b"before it is open"),
         frame(FrameType::Opened, 2, b""),
@@ -250,8 +239,7 @@ async fn a_lane_whose_agent_reads_nothing_is_cut_when_its_client_leaves() {
     let waited = left.elapsed();
     assert!(waited >= Duration::from_secs(5), "{waited:?}");
     world.server_metric(BUSY, 0.0).await;
-    let gone = "adit_tunnels_closed_total{reason=\"client_gone\"}";
-    assert_eq!(value(&world, gone), 1.0);
+    assert_eq!(value(&world, &ended("client_gone")), 1.0);
     assert_reset(lane).await;
 }
 
@@ -310,9 +298,7 @@ async fn a_stalled_client_does_not_hide_the_loss_of_its_agent() {
     let (tcp, _session) = lane.stream.get_ref();
     adit_net::socket::set_reset_on_close(tcp).expect("it lives");
     drop(lane);
-    world
-        .server_metric("adit_tunnels_closed_total{reason=\"lane_lost\"}", 1.0)
-        .await;
+    world.ended("lane_lost", 1.0).await;
 }
 
 /// Each round of pings covers all lanes. A lane is not declared dead because others were checked before it.

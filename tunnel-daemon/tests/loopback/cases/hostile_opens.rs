@@ -1,12 +1,22 @@
 //! Agents that request tunnels without permission, or too many of them. The server refuses and counts the requests. Others
 //! are not affected.
 
-use adit_core::lane::{FrameType, Header, LaneEvent, OpenRequest, RefusalCode};
+use adit_core::lane::{FrameType, LaneEvent, OpenRequest, RefusalCode};
 
 use crate::support::lanes::value;
-use crate::support::stub_lane::{self, Stub, bound, one_idle};
+use crate::support::server_lane::request;
+use crate::support::stub_lane::{self, Stub, bound, frame, one_idle};
 use crate::support::targets;
 use crate::support::world::World;
+
+/// Asserts that the server denies an OPEN and keeps the lane.
+async fn assert_denied(lane: &mut Stub) {
+    match lane.event().await {
+        Some(LaneEvent::Failed { code, .. }) => assert_eq!(code, RefusalCode::Denied),
+        other => panic!("instead of a refusal: {other:?}"),
+    }
+    assert_eq!(lane.event().await, Some(LaneEvent::Idle));
+}
 
 /// Only the server may request a raw lane. An agent that requests one is refused, even for an allowed destination, and keeps
 /// its lane.
@@ -18,17 +28,11 @@ async fn an_agent_that_requests_a_raw_lane_is_refused() {
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
     let ask = |raw| OpenRequest {
-        protocol: "tcp".to_owned(),
-        address: address.clone(),
         raw,
-        origin: None,
+        ..request(&address)
     };
     lane.end.open(&ask(true), 0).expect("the lane is free");
-    match lane.event().await {
-        Some(LaneEvent::Failed { code, .. }) => assert_eq!(code, RefusalCode::Denied),
-        other => panic!("instead of a refusal: {other:?}"),
-    }
-    assert_eq!(lane.event().await, Some(LaneEvent::Idle));
+    assert_denied(&mut lane).await;
     let failed = "adit_node_refusals_total{reason=\"failed\"}";
     assert_eq!(value(&world, failed), 1.0);
     // A framed tunnel on the same lane is allowed.
@@ -51,18 +55,9 @@ async fn an_agent_that_asks_for_a_long_address_is_refused() {
     let world = World::start(&[&allowed]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
-    let ask = |zeros| OpenRequest {
-        protocol: "tcp".to_owned(),
-        address: format!("127.0.0.1:{}{port}", "0".repeat(zeros)),
-        raw: false,
-        origin: None,
-    };
+    let ask = |zeros| request(&format!("127.0.0.1:{}{port}", "0".repeat(zeros)));
     lane.end.open(&ask(1024), 0).expect("the lane is free");
-    match lane.event().await {
-        Some(LaneEvent::Failed { code, .. }) => assert_eq!(code, RefusalCode::Denied),
-        other => panic!("instead of a refusal: {other:?}"),
-    }
-    assert_eq!(lane.event().await, Some(LaneEvent::Idle));
+    assert_denied(&mut lane).await;
     let refused = "adit_node_refusals_total{reason=\"not_allowed\"}";
     assert_eq!(value(&world, refused), 1.0);
     lane.end.open(&ask(900), 0).expect("the lane is free");
@@ -77,12 +72,7 @@ async fn an_agent_that_opens_too_often_is_rate_limited() {
     let world = World::start(&["--allowed-destination=10.0.0.1:1"]).await;
     let (_connection, _call, mut lane) = bound(&world).await;
     one_idle(&world).await;
-    let request = OpenRequest {
-        protocol: "tcp".to_owned(),
-        address: "10.0.0.1:80".to_owned(),
-        raw: false,
-        origin: None,
-    };
+    let request = request("10.0.0.1:80");
     let mut denied = 0;
     loop {
         lane.end.open(&request, 0).expect("the lane is free");
@@ -106,14 +96,7 @@ async fn an_agent_that_opens_too_often_is_rate_limited() {
 }
 
 fn open(sequence: u16) -> Vec<u8> {
-    let payload = b"\0\x03tcp10.0.0.1:80";
-    let header = Header {
-        kind: FrameType::Open,
-        flags: 0,
-        sequence,
-        length: u32::try_from(payload.len()).expect("small"),
-    };
-    [&header.to_bytes()[..], payload].concat()
+    frame(FrameType::Open, sequence, b"\0\x03tcp10.0.0.1:80")
 }
 
 /// Otherwise endless OPENs would occupy the task that serves all idle lanes.

@@ -3,8 +3,9 @@
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::curl::{has_curl, page, run};
+use super::curl::{page, run};
 use crate::support::connect::read_head;
+use crate::support::skip::has_program;
 use crate::support::targets;
 use crate::support::wait::within;
 use crate::support::ways::Way;
@@ -197,7 +198,7 @@ async fn refusals_have_a_status_a_cause_and_a_counter() {
 /// A page over plain HTTP, and the same by CONNECT.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn curl_fetches_a_page_by_a_whole_url_and_by_connect() {
-    if !has_curl("curl_fetches_a_page_by_a_whole_url_and_by_connect") {
+    if !has_program("curl", "curl_fetches_a_page_by_a_whole_url_and_by_connect") {
         return;
     }
     let (port, _page) = page().await;

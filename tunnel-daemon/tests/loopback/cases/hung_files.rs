@@ -45,6 +45,15 @@ async fn args_with(deny: &Path) -> (World, Vec<String>) {
     (world, args)
 }
 
+/// Waits until a server says that it cannot read this file.
+async fn names_stuck(server: &Process, file: &Path) {
+    until("the file's name", || {
+        let log = server.log();
+        log.contains(STUCK) && log.contains(file.to_str().expect("text"))
+    })
+    .await;
+}
+
 fn folder_of(name: &str) -> (tempfile::TempDir, PathBuf) {
     let outer = tempfile::tempdir().expect("a folder");
     let folder = outer.path().join(name);
@@ -64,11 +73,7 @@ async fn a_start_that_waits_for_a_file_names_it_and_ends_by_sigterm() {
     command.args(["-m", "sh", "-c", OVER]).arg(&folder);
     command.arg(program()).args(&args[1..]);
     let mut server = Process::start_command("server", command, world.dir.path());
-    until("the file's name", || {
-        let log = server.log();
-        log.contains(STUCK) && log.contains(deny.to_str().expect("text"))
-    })
-    .await;
+    names_stuck(&server, &deny).await;
     server.signal(Signal::TERM);
     let status = server.wait(EXIT);
     assert_eq!(status.code(), Some(0), "{}", server.log());
@@ -104,11 +109,7 @@ async fn a_deny_list_that_hangs_is_named_counted_and_followed_again() {
     let mut holder = Process::start_command("holder", holder, world.dir.path());
     until("the mount", || mark.exists()).await;
     server.signal(Signal::HUP);
-    until("the file's name", || {
-        let log = server.log();
-        log.contains(STUCK) && log.contains(deny.to_str().expect("text"))
-    })
-    .await;
+    names_stuck(&server, &deny).await;
     let failed = "adit_agent_deny_reloads_total{result=\"failed\"}";
     metric(health, failed, 1.0).await;
     let names = ["127.0.0.1".to_owned()];

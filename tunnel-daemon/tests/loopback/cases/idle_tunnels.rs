@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
 use super::lane_processes::nightly;
 use crate::support::blocking;
+use crate::support::lanes::{BUSY, IDLE, TARGETS, TUNNELS};
 use crate::support::process::{
-    Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
+    Process, at_least, descriptors_without_lanes, metric, no_descriptor_left,
+    raise_descriptor_limit, scrape, value,
 };
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::within_for;
@@ -23,13 +24,9 @@ use crate::support::ways::Way;
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
-const IDLE: &str = "adit_lanes{state=\"idle\"}";
-const BUSY: &str = "adit_lanes{state=\"busy\"}";
 const BY_LANE: &str = "adit_tunnels_opened_total{path=\"lane\"}";
 const BY_PIPE: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 const BY_LINK: &str = "adit_tunnels_opened_total{path=\"link\"}";
-const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
-const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 
 /// Environment variable with the role of a started copy of this program.
 const ROLE: &str = "ADIT_TEST_ROLE_OF_IDLE_TUNNELS";
@@ -94,16 +91,9 @@ fn is_asked_to_be(role: &str) -> bool {
 
 /// Raises the descriptor limit to the maximum, which must cover one per client and those of the process itself.
 fn raise_limit(clients: u32) {
-    let limit = getrlimit(Resource::Nofile);
-    let enough = limit
-        .maximum
-        .is_none_or(|most| most >= u64::from(clients) + 256);
+    let limit = raise_descriptor_limit();
+    let enough = limit.is_none_or(|most| most >= u64::from(clients) + 256);
     assert!(enough, "{clients} clients need a higher limit: {limit:?}");
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
 }
 
 /// Starts the process of the targets. Returns it with its port.

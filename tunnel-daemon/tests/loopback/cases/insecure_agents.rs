@@ -1,18 +1,17 @@
 //! Unauthenticated agents: accepted only with an explicit flag, and with a warning. Uses the real binary.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use adit_core::ids::LinkId;
 use adit_core::wire::metadata::{LANE_SECRET_BYTES, LaneGrant};
 use serde_json::Value;
 
-use super::processes::{Processes, free_ports, linked, upstreams_flags};
+use super::processes::{Processes, compat_server, free_ports, linked, upstreams_flags};
 use crate::support::lanes::{BUSY, HITS, IDLE, MISSES};
 use crate::support::process::{Process, json_lines, metric, scrape, value};
 use crate::support::raw::Connection;
 use crate::support::stub_lane::Stub;
-use crate::support::wait::{until, within};
+use crate::support::wait::until;
 use crate::support::world::{World, sample};
 use crate::support::{targets, tls};
 
@@ -20,7 +19,6 @@ const INSECURE: &str = "--insecure-allow-unauthenticated-agents";
 const GAUGE: &str = "adit_insecure_flags{flag=\"insecure-allow-unauthenticated-agents\"}";
 /// Text of the warning, in native and compatibility mode.
 const WARNING: &str = "agents are not authenticated";
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 
 /// Number of such warnings in a JSON log.
 fn warnings(log: &str) -> usize {
@@ -32,36 +30,28 @@ fn warnings(log: &str) -> usize {
     lines.filter(says).count()
 }
 
-/// A world whose only server is a process that accepts unauthenticated agents.
-async fn open_to_anyone() -> (World, Process) {
-    let mut world = World::start(&["--log-format=json"]).await;
-    world.stop_server(Duration::ZERO).await;
-    let mut args = world.server_args("0");
-    args.retain(|arg| !arg.starts_with("--cluster-ca-cert="));
-    args.push(INSECURE.to_owned());
-    let server = Process::start("server", &args, world.dir.path());
-    (world, server)
+/// A server that accepts unauthenticated agents.
+async fn open_to_anyone() -> Processes {
+    Processes::start(&["!--cluster-ca-cert", INSECURE]).await
 }
 
 /// An agent without a certificate.
-fn anyone(world: &World, agents: SocketAddr) -> Process {
-    let mut args = world.agent_args("anyone", agents.port(), &[]);
-    args.retain(|arg| !arg.starts_with("--agent-cert=") && !arg.starts_with("--agent-key="));
-    Process::start("anyone", &args, world.dir.path())
+fn anyone(processes: &Processes) -> Process {
+    processes.agent("anyone", &["!--agent-cert", "!--agent-key"])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_agent_authentication_warns_once_and_exports_it() {
     let (target, _echo) = targets::local_echo().await;
-    let (world, server) = open_to_anyone().await;
-    let (agents, health) = (server.address("agents"), server.address("health"));
-    metric(health, GAUGE, 1.0).await;
+    let processes = open_to_anyone().await;
+    let server = &processes.server;
+    metric(processes.health, GAUGE, 1.0).await;
     until("the warning", || warnings(&server.log()) == 1).await;
 
     // As the flag asks, an agent without a certificate serves.
-    let _agent = anyone(&world, agents);
-    metric(health, LINKS, 1.0).await;
-    world.assert_serves(&target).await;
+    let _agent = anyone(&processes);
+    processes.links(1.0).await;
+    processes.world.assert_serves(&target).await;
     assert_eq!(warnings(&server.log()), 1, "once, not for each agent");
 }
 
@@ -70,15 +60,14 @@ async fn a_server_without_agent_authentication_warns_once_and_exports_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_without_a_certificate_has_no_lanes() {
     let (target, _echo) = targets::local_echo().await;
-    let (world, server) = open_to_anyone().await;
-    let (agents, health) = (server.address("agents"), server.address("health"));
-    let _agent = anyone(&world, agents);
-    metric(health, LINKS, 1.0).await;
+    let processes = open_to_anyone().await;
+    let (world, agents, health) = (&processes.world, processes.agents, processes.health);
+    let _agent = anyone(&processes);
+    processes.links(1.0).await;
     world.assert_serves(&target).await;
 
     // A hand-made greeting that requests lanes. The server grants `adit-link`, but no lanes.
-    let ca = world.files.ca_file();
-    let secured = within("a TLS handshake", tls::dial(agents, &ca, None)).await;
+    let secured = tls::dial_to(world, b"h2", agents, None).await;
     let connection = Connection::over(secured.expect("welcome")).await;
     let headers = [
         ("agentid", "nobody"),
@@ -93,7 +82,7 @@ async fn an_agent_without_a_certificate_has_no_lanes() {
 
     // Link numbers are easy to guess. The agent's link is number 1.
     for link in [1, 2] {
-        let mut stub = Stub::nobody(agents, &world).await;
+        let mut stub = Stub::nobody(agents, world).await;
         let guess = LaneGrant {
             link: LinkId(link),
             secret: [7; LANE_SECRET_BYTES].into(),
@@ -123,21 +112,13 @@ async fn a_server_without_a_ca_and_the_flag_does_not_start_and_names_both_flags(
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;
     let mut native = world.server_args("0");
-    native.retain(|arg| !arg.starts_with("--cluster-ca-cert="));
     let [agents, health, admin] = free_ports();
-    let compat = [
-        "adit".to_owned(),
-        "server".to_owned(),
-        "--compat".to_owned(),
-        format!("--uds-name={}", world.grpc().display()),
-        "--server-port=0".to_owned(),
-        format!("--agent-port={agents}"),
-        format!("--health-port={health}"),
-        format!("--admin-port={admin}"),
-        format!("--cluster-cert={}", world.files.cert("server").display()),
-        format!("--cluster-key={}", world.files.key("server").display()),
-    ];
-    for (name, args) in [("native", &native[..]), ("compat", &compat)] {
+    let mut compat = ["adit", "server", "--compat"].map(str::to_owned).to_vec();
+    compat.extend(compat_server(&world, world.grpc(), [agents, health, admin]));
+    for args in [&mut native, &mut compat] {
+        args.retain(|arg| !arg.starts_with("--cluster-ca-cert="));
+    }
+    for (name, args) in [("native", &native), ("compat", &compat)] {
         let mut server = Process::start(name, args, world.dir.path());
         let status = server.wait(Duration::from_secs(20));
         let log = server.log();

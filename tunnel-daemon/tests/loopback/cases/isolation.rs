@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::UnixStream;
 
+use crate::support::lanes::ended;
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::{until, within};
 use crate::support::world::{World, echo, endpoints_left, sample};
@@ -41,8 +42,7 @@ struct Stalled {
 async fn stalled(world: &World, target: &str) -> Stalled {
     let (mut calls, mut sockets) = (Vec::new(), Vec::new());
     for random in 1..=4 {
-        let connection = Connection::client(world).await;
-        let mut call = connection.proxy().await;
+        let (connection, mut call) = Connection::proxied(world).await;
         call.open(random, target).await;
         calls.push((connection, call));
         sockets.push(connect::open(&world.connect(), target).await);
@@ -57,8 +57,7 @@ async fn stalled(world: &World, target: &str) -> Stalled {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_readers_do_not_slow_the_others_down() {
     let (source, _source) = targets::source(u64::MAX).await;
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     let before = medians(&world, &target).await;
     let stalled = stalled(&world, &format!("127.0.0.1:{source}")).await;
     until("eight downloads are open", || {
@@ -90,13 +89,7 @@ async fn stalled_readers_do_not_slow_the_others_down() {
     assert!(agent.metrics.open_endpoint_connections() >= 8);
     let text = world.server().metrics.scrape().text();
     for reason in ["budget", "stalled"] {
-        assert_eq!(
-            sample(
-                &text,
-                &format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}")
-            ),
-            Some(0.0)
-        );
+        assert_eq!(sample(&text, &ended(reason)), Some(0.0));
     }
     drop(stalled);
     endpoints_left(&agent, 0).await;
@@ -105,14 +98,8 @@ async fn stalled_readers_do_not_slow_the_others_down() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stalled_targets_do_not_stop_new_dials() {
-    let (deaf, _deaf) = targets::serve(|stream| async move {
-        std::future::pending::<()>().await;
-        drop(stream);
-        Ok(())
-    })
-    .await;
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (deaf, _deaf) = targets::deaf().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let mut senders = Vec::new();
     for _sender in 0..4 {
         let stream = connect::open(&world.connect(), &format!("127.0.0.1:{deaf}")).await;
@@ -141,8 +128,7 @@ async fn stalled_targets_do_not_stop_new_dials() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousand_proxy_streams_share_one_connection() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     let connection = Connection::client(&world).await;
     let mut calls = Vec::new();
     for random in 0..1000 {
@@ -177,8 +163,7 @@ async fn thousand_proxy_streams_share_one_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
     let (source, _source) = targets::source(u64::MAX).await;
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     let connection = Connection::client(&world).await;
     let mut paused = Vec::new();
     for random in 0..16 {
@@ -201,8 +186,7 @@ async fn paused_streams_do_not_stop_their_siblings_on_the_connection() {
 async fn idle_streams_reserve_nothing_of_their_connections_window() {
     const KEPT: usize = 60_000;
     let (source, _source) = targets::source(KEPT as u64).await;
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let connection = Connection::go_client(&world).await;
     let mut paused = connection.proxy().await;
     paused.open(0, &format!("127.0.0.1:{source}")).await;

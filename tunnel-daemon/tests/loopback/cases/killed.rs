@@ -11,15 +11,12 @@ use adit::status::model::{TunnelStatus, Tunnels};
 use serde_json::{Value, json};
 
 use super::processes::Processes;
+use crate::support::lanes::{COPIED, IDLE, LINKS, SPLICED, TARGETS, TUNNELS, ended};
 use crate::support::patterned::{self, Load, Sends};
 use crate::support::process::{Process, at_least, metric, value};
 use crate::support::wait::{until_for, within};
 use crate::support::ways::engine_is_possible;
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
-const IDLE: &str = "adit_lanes{state=\"idle\"}";
-const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
-const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 /// Idle lanes that an agent keeps.
 const WARM: f64 = 16.0;
 /// Tunnels that are cut, half of them in each dialect, and tunnels that continue.
@@ -29,9 +26,6 @@ const KEPT: u32 = 4;
 const BULK: u64 = 4 << 20;
 /// The same for loads of small chunks.
 const SMALL_CHUNKS: u64 = 128 << 10;
-/// Bytes that relay threads of a process have moved for ended tunnels.
-const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
-const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 /// Limit until the relay splices. The time depends on the sizes that the kernel delivers. A client in its own process also
 /// opens its tunnels first.
 const UNDER_WAY: Duration = Duration::from_secs(120);
@@ -140,6 +134,14 @@ impl On {
         .await;
     }
 
+    /// Asserts that a process has counted no tunnel under these causes.
+    async fn assert_none_ended(self, health: SocketAddr, reasons: &[&str]) {
+        for reason in reasons {
+            let count = value(health, &ended(reason)).await;
+            assert_eq!(count, 0.0, "{self:?}: {reason}");
+        }
+    }
+
     /// Asserts by the counters of a surviving process that the expected movers were used.
     async fn assert_moved(self, health: SocketAddr) {
         let (copied, spliced) = (value(health, COPIED).await, value(health, SPLICED).await);
@@ -162,17 +164,13 @@ fn open_tunnels(admin: &Path) -> Vec<TunnelStatus> {
     answer.expect("an answer").tunnels
 }
 
-fn closed(reason: &str) -> String {
-    format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}")
-}
-
 /// Waits until a process has counted `CUT` tunnels under these causes. Returns the count of each cause.
 async fn causes<const N: usize>(health: SocketAddr, reasons: [&str; N]) -> [f64; N] {
     within(&format!("{CUT} tunnels cut as {reasons:?}"), async {
         loop {
             let mut found = [0.0; N];
             for (count, reason) in found.iter_mut().zip(reasons) {
-                *count = value(health, &closed(reason)).await;
+                *count = value(health, &ended(reason)).await;
             }
             if found.iter().sum::<f64>() >= f64::from(CUT) {
                 return found;
@@ -194,7 +192,7 @@ async fn agent_is_killed(on: [On; 2]) {
         let flags = [&["--proxy-strategies=destHost", ADMIN], &server_flags[..]].concat();
         let processes = Processes::start(&flags).await;
         let health = processes.health;
-        let admin = processes.world.files.dir().join("admin.sock");
+        let admin = processes.world.admin_socket();
         let agent = |id: &str, address: &str| {
             let identifiers = format!("--agent-identifiers=ipv4={address}");
             processes.agent(id, &[&[identifiers.as_str()], &agent_flags[..]].concat())
@@ -224,13 +222,8 @@ async fn agent_is_killed(on: [On; 2]) {
         assert_eq!(lanes > 0.0, on != On::Link, "{lanes} on lanes");
         assert_eq!(reset, raw_lanes, "{on:?}");
         metric(health, TUNNELS, f64::from(KEPT)).await;
-        for reason in ["client_gone", "other"] {
-            assert_eq!(
-                value(health, &closed(reason)).await,
-                0.0,
-                "{on:?}: {reason}"
-            );
-        }
+        on.assert_none_ended(health, &["client_gone", "other"])
+            .await;
         doomed.ledger.assert_intact("clients of the killed agent");
         others.ledger.assert_intact("clients of the other agent");
         seen.assert_intact("the target");
@@ -264,12 +257,7 @@ async fn server_is_killed(on: [On; 2]) {
         let [server_flags, agent_flags] = on.flags();
         let mut processes = Processes::start(&server_flags).await;
         let dir = processes.world.dir.path();
-        let args: Vec<String> = processes
-            .world
-            .server_args("0")
-            .iter()
-            .map(|arg| arg.replace(".sock", ".other"))
-            .collect();
+        let args = processes.world.other_args("0", ".other");
         let other = Process::start("other", &args, dir);
         let other_health = other.address("health");
         let both = format!("--proxy-server-host={}", other.address("agents"));
@@ -363,7 +351,7 @@ async fn client_is_killed(on: [On; 2]) {
         let [server_flags, agent_flags] = on.flags();
         let flags = [&[ADMIN], &server_flags[..]].concat();
         let processes = Processes::start(&flags).await;
-        let admin = processes.world.files.dir().join("admin.sock");
+        let admin = processes.world.admin_socket();
         let agent = processes.agent("a", &agent_flags);
         let (health, agent_health) = (processes.health, agent.address("health"));
         metric(health, LINKS, 1.0).await;
@@ -410,13 +398,8 @@ async fn client_is_killed(on: [On; 2]) {
         assert_eq!(gone, f64::from(CUT), "{on:?}");
         metric(health, TUNNELS, f64::from(KEPT)).await;
         metric(agent_health, TARGETS, f64::from(KEPT)).await;
-        for reason in ["lane_lost", "link_lost", "target_reset", "other"] {
-            assert_eq!(
-                value(health, &closed(reason)).await,
-                0.0,
-                "{on:?}: {reason}"
-            );
-        }
+        let reasons = ["lane_lost", "link_lost", "target_reset", "other"];
+        on.assert_none_ended(health, &reasons).await;
         others.ledger.assert_intact("the other client");
         seen.assert_intact("the target");
         assert!(seen.right() >= others.ledger.right());

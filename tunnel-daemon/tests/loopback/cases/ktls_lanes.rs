@@ -4,7 +4,6 @@
 mod keys;
 mod refused;
 
-use std::io::{self, Write as _};
 use std::time::Duration;
 
 use adit::agent::RunningAgent;
@@ -19,10 +18,10 @@ use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
-use super::plaintext_lanes::{Tap, cancels_a_dial, fails_dials, is_reset_by_its_target, over};
+use super::plaintext_lanes::{cancels_a_dial, fails_dials, is_reset_by_its_target, over, tapped};
 use crate::support::connect::hears;
-use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
-use crate::support::skip::skip_unprivileged;
+use crate::support::lanes::{BUSY, HITS, IDLE, value};
+use crate::support::skip::{skip, skip_unprivileged};
 use crate::support::wait::{until, within};
 use crate::support::ways::engine_is_possible;
 use crate::support::world::{World, echo, sample};
@@ -47,12 +46,8 @@ fn is_possible(test: &str) -> bool {
             std::env::var_os("ADIT_NEEDS_KTLS").is_none(),
             "{test}: kernel TLS is not available on this host"
         );
-        // Written past the capture of the test harness: the table of kernels reads it.
-        writeln!(
-            io::stderr(),
-            "SKIPPED {test}: kernel TLS is not available on this host"
-        )
-        .ok();
+        // The table of kernels reads this line.
+        skip(test, "kernel TLS is not available on this host");
     }
     has_kernel_tls()
 }
@@ -60,28 +55,21 @@ fn is_possible(test: &str) -> bool {
 /// A server and an agent that both want kernel TLS.
 async fn both(flags: &[&str]) -> (World, RunningAgent) {
     let flags = [&[KTLS], flags].concat();
-    let (world, agent) = World::warm(&flags, &flags).await;
-    (world, agent)
+    World::warm(&flags, &flags).await
 }
 
 /// The flag at one end or at both, on hosts with and without kernel TLS. The tap sees no plaintext.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_are_encrypted_with_the_flag_at_either_or_both_ends() {
     const MARK: &[u8] = b"nobody on the way may read this";
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     for (server_flags, agent_flags) in [
         (&[KTLS][..], &[][..]),
         (&[], &[KTLS]),
         (&[KTLS], &["--lane-security=plaintext"]),
         (&[KTLS], &[KTLS]),
     ] {
-        let world = World::start(server_flags).await;
-        let tap = Tap::on(world.server().agents).await;
-        let port = tap.address.port();
-        let _agent = world.agent_of(port, "agent-1", agent_flags).await;
-        world.links(1).await;
-        warm(&world).await;
+        let (world, _agent, tap) = tapped(server_flags, agent_flags).await;
         let mut stream = connect::open(&world.connect(), &target).await;
         connect::echo(&mut stream, MARK).await;
         connect::echo_to_the_end(&mut stream, &targets::pattern(0, 300_000)).await;
@@ -140,8 +128,7 @@ async fn bytes_arrive_whole_with_either_engine() {
                 == expected
         })
         .await;
-        let clean = "adit_tunnels_closed_total{reason=\"clean\"}";
-        world.server_metric(clean, 1.0).await;
+        world.ended("clean", 1.0).await;
     }
 }
 
@@ -169,8 +156,7 @@ async fn first_bytes_of_either_side_arrive() {
     }
     world.server_metric(BUSY, 0.0).await;
     assert!(value(&world, PIPED) > 0.0);
-    let lost = "adit_lanes_closed_total{reason=\"lost\"}";
-    assert_eq!(value(&world, lost), 0.0);
+    world.assert_no_lane_lost();
 }
 
 /// Concurrent dials, on raw lanes that are used up and on framed lanes that return.
@@ -186,8 +172,7 @@ async fn a_burst_of_dials_succeeds() {
     drop(streams);
     world.server_metric(BUSY, 0.0).await;
     assert!(value(&world, PIPED) > 0.0);
-    let lost = "adit_lanes_closed_total{reason=\"lost\"}";
-    assert_eq!(value(&world, lost), 0.0);
+    world.assert_no_lane_lost();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

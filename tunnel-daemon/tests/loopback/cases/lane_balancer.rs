@@ -3,32 +3,26 @@
 
 use std::time::{Duration, Instant};
 
-use adit::server::{self, RunningServer};
+use adit::server::RunningServer;
 use adit_core::lane::ALPN;
+use adit_testkit::scrape;
 
 use crate::support::balancer::{Balancer, Call};
 use crate::support::lanes::{HITS, IDLE, MISSES, warm};
 use crate::support::server_lane::ServerLane;
 use crate::support::stub_server::StubServer;
 use crate::support::wait::{until, within, within_for};
-use crate::support::world::{World, agent_metric, sample, server_plan};
+use crate::support::world::{World, agent_metric};
 use crate::support::{connect, targets};
 
 fn value(server: &RunningServer, series: &str) -> f64 {
-    let text = server.metrics.scrape().text();
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+    scrape::value(&server.metrics.scrape().text(), series)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_server_behind_one_address_has_lanes_and_uses_them() {
     let world = World::start(&["--server-count=2"]).await;
-    let args: Vec<String> = world
-        .server_args("0")
-        .iter()
-        .map(|arg| arg.replace(".sock", ".other"))
-        .collect();
-    let plan = server_plan(&args).expect("flags are right");
-    let other = server::start(&plan).await.expect("the server starts");
+    let other = world.other_server(".other").await;
     let balancer = Balancer::to(&[world.server().agents, other.agents]).await;
     let port = balancer.address.port();
     let _agent = world.agent_of(port, "agent-1", &[]).await;
@@ -38,8 +32,7 @@ async fn each_server_behind_one_address_has_lanes_and_uses_them() {
         })
         .await;
     }
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     let sockets = [world.connect(), world.dir.path().join("connect.other")];
     for (server, socket) in [world.server(), &other].into_iter().zip(sockets) {
         let mut stream = connect::open(&socket, &target).await;
@@ -58,14 +51,7 @@ async fn five_servers_behind_a_balancer_are_linked_by_its_first_five_connections
     let world = World::start(&["--server-count=5"]).await;
     let mut others = Vec::new();
     for number in 1..SERVERS {
-        let other = format!(".other-{number}");
-        let args = world.server_args("0");
-        let args: Vec<String> = args
-            .iter()
-            .map(|arg| arg.replace(".sock", &other))
-            .collect();
-        let plan = server_plan(&args).expect("flags are right");
-        others.push(server::start(&plan).await.expect("the server starts"));
+        others.push(world.other_server(&format!(".other-{number}")).await);
     }
     let servers = || std::iter::once(world.server()).chain(&others);
     let addresses: Vec<_> = servers().map(|server| server.agents).collect();

@@ -12,11 +12,11 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Notify;
 
 use crate::support::clients::Kind;
-use crate::support::connect::say;
-use crate::support::lanes::{BUSY, HITS, value};
+use crate::support::connect::{hears, say};
+use crate::support::lanes::{self, BUSY, HITS, value};
 use crate::support::raw::Connection;
 use crate::support::wait::{until, until_still, within};
-use crate::support::world::{World, sample};
+use crate::support::world::{World, agent_metric};
 use crate::support::{connect, targets};
 
 /// More than one write takes and more than a lane has in flight.
@@ -42,26 +42,19 @@ async fn breaking_off() -> (u16, Tasks, Arc<Notify>) {
 
 /// Reads and checks `HALF` bytes.
 async fn hear_half(stream: &mut (impl AsyncRead + Unpin)) {
-    let mut half = vec![0; HALF];
-    within("half of it", stream.read_exact(&mut half))
-        .await
-        .expect("half of it");
-    assert!(half == targets::pattern(0, HALF), "other bytes");
+    hears(stream, &targets::pattern(0, HALF)).await;
 }
 
 /// Asserts that a reset follows and no more bytes.
 async fn assert_reset(stream: &mut (impl AsyncRead + Unpin), what: &str) {
-    let mut rest = Vec::new();
-    let end = within("the end", stream.read_to_end(&mut rest)).await;
-    let seen = end.map_err(|error| error.kind());
+    let (rest, seen) = connect::end(stream).await;
     assert_eq!(seen, Err(ErrorKind::ConnectionReset), "{what}");
     assert!(rest.is_empty(), "{} bytes", rest.len());
 }
 
 /// Asserts the tunnel's path and close reason, and that its lane is idle again.
 async fn ended(world: &World, lanes: bool, reason: &str) {
-    let series = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
-    world.server_metric(&series, 1.0).await;
+    world.ended(reason, 1.0).await;
     world.server_metric(BUSY, 0.0).await;
     let lost = value(world, "adit_lanes_closed_total{reason=\"lost\"}");
     assert_eq!((value(world, HITS), lost), (f64::from(lanes), 0.0));
@@ -90,10 +83,8 @@ async fn a_target_that_half_closes_first_gets_the_rest() {
         .await;
         let target = format!("127.0.0.1:{port}");
         let mut stream = connect::open(&world.connect(), &target).await;
-        let mut all = Vec::new();
-        within("all of it, and its end", stream.read_to_end(&mut all))
-            .await
-            .expect("in order");
+        let (all, end) = connect::end(&mut stream).await;
+        end.expect("in order");
         assert!(all == targets::pattern(0, BYTES), "{} bytes", all.len());
         // The client's direction is still open.
         stream.write_all(&all).await.expect("it is taken");
@@ -155,18 +146,12 @@ async fn an_agent_that_is_lost_resets_the_clients_of_its_tunnels_on_the_link() {
         let world = World::start(kind.flags()).await;
         let (connection, mut link) = Connection::linked(&world, "stub", "").await;
         let open = kind.open(&world, "target.test:80");
-        let answer = async {
-            let random = link.dialed().await.random;
-            link.dial_response(random, 5);
-        };
-        let (mut stream, ()) = within("a tunnel", async { tokio::join!(open, answer) }).await;
+        let (mut stream, _) = tokio::join!(open, link.answer(5));
         link.data(5, targets::pattern(0, HALF));
         hear_half(&mut stream).await;
         drop((link, connection));
         assert_reset(&mut stream, &format!("{kind:?}")).await;
-        world
-            .server_metric("adit_tunnels_closed_total{reason=\"link_lost\"}", 1.0)
-            .await;
+        world.ended("link_lost", 1.0).await;
     }
 }
 
@@ -184,12 +169,8 @@ async fn a_client_disconnect_midway_resets_the_target_of_its_tunnel() {
         let cut = sum.is_some_and(|sum| !sum.clean);
         assert!(cut, "lanes: {lanes}: {sum:?}");
         ended(&world, lanes, "client_gone").await;
-        let gone = "adit_tunnels_closed_total{reason=\"client_gone\"}";
-        let scrape = agent.metrics.scrape();
-        until("the agent knows, too", || {
-            sample(&scrape.text(), gone) == Some(1.0)
-        })
-        .await;
+        // The agent knows, too.
+        agent_metric(&agent, &lanes::ended("client_gone"), 1.0).await;
     }
 }
 

@@ -6,12 +6,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use adit_core::lane::LaneEvent;
-use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 
-use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
+use crate::support::lanes::{BUSY, HITS, IDLE, value};
 use crate::support::raw::Connection;
 use crate::support::skip::skip_unprivileged;
 use crate::support::stub_lane::{self, Stub, one_idle};
@@ -57,15 +56,7 @@ async fn a_lane_reset_ends_only_its_own_tunnel() {
         let mut lane = Stub::granted(&world, &grant).await;
         one_idle(&world).await;
         let socket = world.connect();
-        let answer = async {
-            let mut asked = None;
-            while !matches!(asked, Some(LaneEvent::Open(_))) {
-                asked = Some(lane.event().await.expect("the lane lives"));
-            }
-            lane.end.accept();
-            lane.flush().await;
-        };
-        let (client, ()) = tokio::join!(connect::open(&socket, "10.0.0.1:80"), answer);
+        let (client, ()) = tokio::join!(connect::open(&socket, "10.0.0.1:80"), lane.accept());
         tunnels.push((lane, client));
     }
     let bytes = targets::pattern(0, 2_000_000);
@@ -95,8 +86,7 @@ async fn a_lane_reset_ends_only_its_own_tunnel() {
     assert_eq!(world.server().links(), 1);
     let (_dialer, mut dial) = Connection::proxied(&world).await;
     dial.dial(1, "10.0.0.1:80");
-    let asked = call.payload().await;
-    assert!(matches!(asked, Some(Payload::DialRequest(_))), "{asked:?}");
+    call.dialed().await;
     assert_eq!(lost.map(|series| value(&world, series)), [1.0, 1.0]);
 }
 
@@ -106,11 +96,7 @@ async fn a_lane_reset_ends_only_its_own_tunnel() {
 /// link
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_that_is_not_acknowledged_goes_to_the_link_after_two_seconds() {
-    let world = World::start(&[]).await;
-    let wire = Wire::to(world.server().agents).await;
-    let _agent = world.agent_of(wire.address.port(), "agent-1", &[]).await;
-    world.links(1).await;
-    warm(&world).await;
+    let (world, _agent, wire) = Wire::between(&[]).await;
     let dialled = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&dialled);
     let (port, _target) = targets::serve(move |mut stream| {
@@ -168,20 +154,12 @@ async fn without_link_and_path(flags: &[&str]) {
         Wire::to(world.server().agents).await,
         Wire::to(world.server().agents).await,
     );
-    let agent = world
-        .agent_of(
-            wire.address.port(),
-            "broken",
-            &[&["--agent-identifiers=ipv4=127.0.0.1"], flags].concat(),
-        )
-        .await;
-    let _other = world
-        .agent_of(
-            whole.address.port(),
-            "whole",
-            &[&["--agent-identifiers=ipv4=127.0.0.2"], flags].concat(),
-        )
-        .await;
+    let agent = async |wire: &Wire, id: &str, identifiers: &str| {
+        let flags = [&[identifiers], flags].concat();
+        world.agent_of(wire.address.port(), id, &flags).await
+    };
+    let broken = agent(&wire, "broken", "--agent-identifiers=ipv4=127.0.0.1").await;
+    let _other = agent(&whole, "whole", "--agent-identifiers=ipv4=127.0.0.2").await;
     world.links(2).await;
     until("warm lanes", || value(&world, IDLE) >= 32.0).await;
     // The target sends once when notified, so that the agent has bytes to send.
@@ -214,7 +192,7 @@ async fn without_link_and_path(flags: &[&str]) {
     cut.write_all(b"never acknowledged").await.expect("taken");
     speak.notify_one();
     until("the target has spoken", || spoken.load(Relaxed) == 1).await;
-    let agents = || sample(&agent.metrics.scrape().text(), LOST);
+    let agents = || sample(&broken.metrics.scrape().text(), LOST);
     let mut lost = [None; 2];
     within_for(NOTICED, "both ends give the tunnel up", async {
         while lost.contains(&None) {
@@ -264,8 +242,7 @@ async fn half_closed_and_silent(server_flags: &[&str], agent_flags: &[&str], rea
     let end = within("the end", stream.read_u8()).await;
     end.expect_err("it is cut");
     assert!(silent.elapsed() >= Duration::from_secs(1));
-    let closed = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
-    world.server_metric(&closed, 1.0).await;
+    world.ended(reason, 1.0).await;
     // Only the tunnel is reset. Its lane stays open.
     world.server_metric(BUSY, 0.0).await;
     let counts =

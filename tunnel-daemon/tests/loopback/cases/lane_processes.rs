@@ -13,21 +13,16 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::processes::Processes;
-use crate::support::lanes::opened;
+use crate::support::lanes::{BUSY, HITS, IDLE, LINKS, TARGETS, TUNNELS, ended, opened};
 use crate::support::process::{
     Process, at_least, descriptors_without_lanes, metric, no_descriptor_left, scrape, value,
 };
 use crate::support::raw::{Call, Connection};
-use crate::support::wait::within;
+use crate::support::wait::{eventually, within};
 use crate::support::world::sample;
 use crate::support::{connect, targets};
 
-const IDLE: &str = "adit_lanes{state=\"idle\"}";
-const BUSY: &str = "adit_lanes{state=\"busy\"}";
-const HITS: &str = "adit_lane_dials_total{result=\"hit\"}";
-const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
 const CLIENTS: &str = "konnectivity_network_proxy_server_http_connections";
-const TARGETS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
 const LOST: &str = "adit_tunnels_closed_total{reason=\"lane_lost\"}";
 
 /// `long` in nightly runs, otherwise `short`.
@@ -128,19 +123,14 @@ impl Pair {
 
     /// Asserts that server and agent count equally many open lanes, and equally many lanes ever bound.
     pub(super) async fn assert_lanes_add_up(&self) {
-        within("lanes to add up", async {
-            loop {
-                let lanes = async |health| {
-                    let text = scrape(health).await;
-                    let of = |series| sample(&text, series).expect("a series");
-                    (of(IDLE) + of(BUSY), opened(&text))
-                };
-                if lanes(self.processes.health).await == lanes(self.agent_health).await {
-                    return;
-                }
-                // Lanes may be opening or closing at this moment.
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+        let lanes = async |health| {
+            let text = scrape(health).await;
+            let of = |series| sample(&text, series).expect("a series");
+            (of(IDLE) + of(BUSY), opened(&text))
+        };
+        // Lanes may be opening or closing at this moment.
+        eventually("lanes to add up", async || {
+            lanes(self.processes.health).await == lanes(self.agent_health).await
         })
         .await;
     }
@@ -155,8 +145,7 @@ impl Pair {
                 let socket = self.processes.world.connect();
                 streams.push(connect::open(&socket, &self.target).await);
             } else {
-                let connection = Connection::client(&self.processes.world).await;
-                let mut call = connection.proxy().await;
+                let (connection, mut call) = Connection::proxied(&self.processes.world).await;
                 let random = i64::try_from(number).expect("small");
                 let conn = call.open(random, &self.target).await;
                 call.echo(conn, b"on a lane").await;
@@ -232,13 +221,7 @@ async fn tunnels_on_lanes_of_a_killed_agent_end_with_a_reason() {
     metric(health, LOST, 50.0).await;
     assert!(killed.elapsed() < NOTICED, "{:?}", killed.elapsed());
     drop((streams, calls));
-    for series in [
-        TUNNELS,
-        BUSY,
-        IDLE,
-        "adit_held_bytes",
-        "adit_links{peer=\"adit\"}",
-    ] {
+    for series in [TUNNELS, BUSY, IDLE, "adit_held_bytes", LINKS] {
         metric(health, series, 0.0).await;
     }
     no_descriptor_left(&pair.processes.server, health, before).await;
@@ -322,8 +305,8 @@ async fn targets_of_raw_lanes_of_a_killed_server_or_agent_see_a_reset() {
                 metric(pair.agent_health, series, 0.0).await;
             }
         } else {
-            let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
-            metric(pair.processes.health, reset, f64::from(RAW_LANES)).await;
+            let reset = ended("target_reset");
+            metric(pair.processes.health, &reset, f64::from(RAW_LANES)).await;
             for series in [TUNNELS, BUSY, IDLE] {
                 metric(pair.processes.health, series, 0.0).await;
             }

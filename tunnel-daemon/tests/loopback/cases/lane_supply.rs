@@ -29,10 +29,7 @@ async fn an_agent_that_drains_or_stops_opens_no_lane() {
         (&[PLAINTEXT], true),
         (&[PLAINTEXT], false),
     ] {
-        let world = World::start(flags).await;
-        let wire = Wire::to(world.server().agents).await;
-        let agent = world.agent_of(wire.address.port(), "agent-1", flags).await;
-        world.links(1).await;
+        let (world, agent, wire) = Wire::between(flags).await;
         let mut streams = Vec::new();
         for _tunnel in 0..TUNNELS {
             until("idle lanes", || value(&world, IDLE) >= 3.0).await;

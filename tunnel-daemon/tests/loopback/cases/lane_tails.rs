@@ -33,8 +33,7 @@ async fn the_next_dial_neither_waits_for_nor_cuts_the_last_bytes_of_a_tunnel() {
         .await
         .expect("the tunnel takes it");
     client.shutdown().await.expect("its own end");
-    let over = "adit_tunnels_closed_total{reason=\"clean\"}";
-    world.server_metric(over, 1.0).await;
+    world.ended("clean", 1.0).await;
 
     for _tunnel in 0..3 {
         let mut next = connect::open(&socket, &echo).await;

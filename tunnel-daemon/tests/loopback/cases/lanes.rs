@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 
-use adit_core::wire::packets::packet::Payload;
-
+use super::lane_processes::nightly;
 use crate::support::lanes::{BUSY, HITS, IDLE, MISSES, opened, value, warm};
-use crate::support::raw::Connection;
-use crate::support::wait::{until, until_still, within};
+use crate::support::raw::{Connection, close_response};
+use crate::support::wait::{until, until_still};
 use crate::support::wire::Wire;
 use crate::support::world::{World, echo, sample};
 use crate::support::{connect, targets};
@@ -29,10 +28,7 @@ async fn tunnels_of_both_frontends_reuse_lanes() {
     assert!(value(&world, HITS) >= 90.0);
     assert!(opened(&world.server().metrics.scrape().text()) < 20.0);
     world.server_metric(BUSY, 0.0).await;
-    assert_eq!(
-        value(&world, "adit_lanes_closed_total{reason=\"lost\"}"),
-        0.0
-    );
+    world.assert_no_lane_lost();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -77,11 +73,7 @@ async fn an_agent_opens_four_lanes_at_once_and_those_that_its_server_asks_for() 
     const ASKED: usize = 2;
     const TUNNELS: usize = 100;
     const MISSING: usize = 8;
-    let world = World::start(&[]).await;
-    let wire = Wire::to(world.server().agents).await;
-    let agent = world.agent_of(wire.address.port(), "agent-1", &[]).await;
-    world.links(1).await;
-    warm(&world).await;
+    let (world, agent, wire) = Wire::between(&[]).await;
     let (target, _echo) = targets::local_echo().await;
     let mut streams = connect::open_many(&world.connect(), &target, TUNNELS).await;
     let wanted = || sample(&agent.metrics.scrape().text(), "adit_lanes_wanted");
@@ -145,10 +137,7 @@ async fn half_closes_resets_and_large_transfers_are_the_same_on_a_lane() {
     stream.write_all(&sent[..1_000_000]).await.expect("taken");
     drop(stream);
     world.server_metric(BUSY, 0.0).await;
-    assert_eq!(
-        value(&world, "adit_lanes_closed_total{reason=\"lost\"}"),
-        0.0
-    );
+    world.assert_no_lane_lost();
     world.assert_serves(&target).await;
 }
 
@@ -169,20 +158,12 @@ async fn a_client_that_reads_nothing_holds_up_only_itself() {
     // The server holds less than 1 MB of the stalled downloads.
     assert!(value(&world, "adit_held_bytes") < 1e6);
     // A download continues when its client reads.
-    let mut some = vec![0; 4_000_000];
-    let reader = stalled.first_mut().expect("three of them");
-    within("bytes after the pause", reader.read_exact(&mut some))
-        .await
-        .expect("the tunnel lives");
+    connect::take(&mut stalled[0], 4_000_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_on_lanes_outlive_their_link() {
-    let world = World::start(&[]).await;
-    let wire = Wire::to(world.server().agents).await;
-    let agent = world.agent_of(wire.address.port(), "agent-1", &[]).await;
-    world.links(1).await;
-    warm(&world).await;
+    let (world, agent, wire) = Wire::between(&[]).await;
     let (target, _echo) = targets::local_echo().await;
     let mut stream = connect::open(&world.connect(), &target).await;
     connect::echo(&mut stream, b"before").await;
@@ -199,22 +180,13 @@ async fn tunnels_on_lanes_outlive_their_link() {
     assert_eq!(value(&world, BUSY), 2.0);
     // Long enough for the periodic check of lanes without a link. Nightly runs also cover the backoff of the kernel's window
     // probes.
-    tokio::time::sleep(pause()).await;
-    let mut some = vec![0; 2_000_000];
-    within("bytes after the pause", paused.read_exact(&mut some))
-        .await
-        .expect("the tunnel lives");
+    tokio::time::sleep(Duration::from_secs(nightly(70, 7))).await;
+    connect::take(&mut paused, 2_000_000).await;
     connect::echo(&mut stream, b"still").await;
     drop((stream, paused));
     world.server_metric(BUSY, 0.0).await;
     world.assert_serves(&target).await;
     agent.stop().await;
-}
-
-/// How long a reader pauses.
-fn pause() -> Duration {
-    let nightly = std::env::var_os("ADIT_NIGHTLY").is_some();
-    Duration::from_secs(if nightly { 70 } else { 7 })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -238,12 +210,8 @@ async fn a_stopping_server_closes_tunnels_on_lanes_with_a_reason() {
     call.echo(conn, b"before").await;
     assert_eq!((value(&world, HITS), value(&world, MISSES)), (1.0, 0.0));
     world.stop_server(Duration::ZERO).await;
-    match call.payload().await {
-        Some(Payload::CloseResponse(close)) => {
-            assert_eq!(close.error, "tunnel closed by the server: shutdown");
-        }
-        other => panic!("{other:?}"),
-    }
+    let text = "tunnel closed by the server: shutdown";
+    assert_eq!(call.payload().await, Some(close_response(conn, text)));
 }
 
 /// One bound holds for all stalled readers together, and none is cut.
@@ -277,11 +245,8 @@ async fn stalled_tunnels_on_lanes_share_the_budget_of_the_process() {
         let held = value(&world, "adit_held_bytes");
         assert!(held < 2.5e6, "{held} bytes");
     }
-    let mut some = vec![0; 2_000_000];
     for reader in &mut readers {
-        within("bytes after the pause", reader.read_exact(&mut some))
-            .await
-            .expect("the tunnel lives");
+        connect::take(reader, 2_000_000).await;
     }
     drop(readers);
     world.server_metric("adit_held_bytes", 0.0).await;

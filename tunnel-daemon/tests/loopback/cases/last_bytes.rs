@@ -6,9 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use adit_core::wire::packets as wire;
-use adit_core::wire::packets::PacketType;
-use adit_core::wire::packets::packet::Payload;
 use adit_relay::unacknowledged_bytes;
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -16,10 +13,12 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
 use crate::support::clients::{Io, Kind};
+use crate::support::connect::end;
+use crate::support::lanes::ended;
 use crate::support::raw::Connection;
 use crate::support::targets::{self, Sum, pattern};
-use crate::support::wait::{until, until_still, within};
-use crate::support::world::{World, endpoints_left, sample};
+use crate::support::wait::{until_still, within};
+use crate::support::world::{World, agent_metric, endpoints_left};
 
 /// More than a kernel buffers for a peer that does not read, and less than it takes from a writer.
 const BYTES: usize = 1_300_000;
@@ -27,10 +26,6 @@ const BYTES: usize = 1_300_000;
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Connection id of a Go agent's tunnel.
 const CONN: i64 = 5;
-
-fn closed(reason: &str) -> String {
-    format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}")
-}
 
 /// The target sends all the time and reads only after the tunnel has ended.
 ///
@@ -81,11 +76,7 @@ async fn an_upload_before_a_close_reaches_a_target_with_unread_output() {
         within("the upload", upload).await.expect("it is taken");
         let over = async {
             // The tunnel ends before the target's connection does.
-            let (scrape, clean) = (agent.metrics.scrape(), closed("clean"));
-            until("the tunnel is over at the agent", || {
-                sample(&scrape.text(), &clean) == Some(1.0)
-            })
-            .await;
+            agent_metric(&agent, &ended("clean"), 1.0).await;
             listen.notify_one();
         };
         let (confirmed, ()) = tokio::join!(tunnel.close(), over);
@@ -108,9 +99,7 @@ async fn heard_by_a_speaker(
         while write.write_all(&block).await.is_ok() {}
     });
     later.await;
-    let mut all = Vec::new();
-    let end = within("all of it, and its end", read.read_to_end(&mut all)).await;
-    (all, end.map(drop).map_err(|error| error.kind()))
+    end(&mut read).await
 }
 
 /// Go agents have no half-close: the target's FIN ends the tunnel, even if the client has more to send.
@@ -120,30 +109,22 @@ async fn the_last_bytes_of_a_go_agents_target_reach_a_client_that_keeps_sending(
         let world = World::start(kind.flags()).await;
         let (_connection, mut link) = Connection::linked(&world, "stub", "").await;
         let open = kind.open(&world, "target.test:80");
-        let answer = async {
-            let random = link.dialed().await.random;
-            link.dial_response(random, CONN);
-        };
-        let (stream, ()) = within("a tunnel", async { tokio::join!(open, answer) }).await;
+        let (stream, _) = tokio::join!(open, link.answer(CONN));
         let bytes = pattern(0, BYTES);
         let last = async {
             for block in bytes.chunks(32 * 1024) {
                 link.data(CONN, block.to_vec());
             }
-            let close = wire::CloseResponse {
-                connect_id: CONN,
-                error: String::new(),
-            };
-            link.packet(PacketType::CloseRsp, Payload::CloseResponse(close));
+            link.confirm_close(CONN);
             // A unix socket buffers less, so the tunnel of a client that does not read cannot end yet.
             if kind != Kind::Unix {
-                world.server_metric(&closed("clean"), 1.0).await;
+                world.ended("clean", 1.0).await;
             }
         };
         let (all, end) = heard_by_a_speaker(stream, last).await;
         assert!(all == bytes, "{kind:?}: {} bytes, {end:?}", all.len());
         assert_eq!(end, Ok(()), "{kind:?}");
-        world.server_metric(&closed("clean"), 1.0).await;
+        world.ended("clean", 1.0).await;
     }
 }
 
@@ -170,10 +151,9 @@ async fn the_last_bytes_of_a_target_that_closes_reach_a_client_that_keeps_sendin
         for lanes in [true, false] {
             let (world, _agent) = kind.world(lanes).await;
             let stream = kind.open(&world, &target).await;
-            let broken = closed("target_reset");
             let last = async {
                 if kind != Kind::Unix {
-                    world.server_metric(&broken, 1.0).await;
+                    world.ended("target_reset", 1.0).await;
                 }
             };
             let (all, end) = heard_by_a_speaker(stream, last).await;
@@ -183,7 +163,7 @@ async fn the_last_bytes_of_a_target_that_closes_reach_a_client_that_keeps_sendin
             // read returns EOF, which is a truncated TLS session.
             let cut_off = [ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof].map(Err);
             assert!(end.is_ok() || (cut_off.contains(&end) && !lanes), "{what}");
-            world.server_metric(&broken, 1.0).await;
+            world.ended("target_reset", 1.0).await;
         }
     }
 }

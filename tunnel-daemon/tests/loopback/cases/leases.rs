@@ -12,11 +12,14 @@ use tempfile::TempDir;
 
 use crate::support::api::{FakeApi, Fault};
 use crate::support::balancer::Balancer;
+use crate::support::node::value;
 use crate::support::wait::{until, within, within_for};
 use crate::support::world::{World, sample, server_plan};
 
 const KNOWN: &str = "konnectivity_network_proxy_agent_known_server_count";
 const HELD: &str = "konnectivity_network_proxy_agent_open_server_connections";
+const LISTS: &str =
+    "konnectivity_network_proxy_server_lease_list_total{http_status_code=\"200\",reason=\"\"}";
 
 /// Servers of one API server, behind one address.
 struct Fleet {
@@ -24,7 +27,9 @@ struct Fleet {
     others: Vec<RunningServer>,
     api: FakeApi,
     balancer: Balancer,
-    folder: TempDir,
+    /// The flag.
+    kubeconfig: String,
+    _folder: TempDir,
 }
 
 impl Fleet {
@@ -45,22 +50,17 @@ impl Fleet {
             others: Vec::new(),
             api,
             balancer,
-            folder,
+            kubeconfig,
+            _folder: folder,
         }
     }
 
     /// Starts another server.
     async fn grow(&mut self) {
         let id = format!("s{}", self.others.len() + 1);
-        let args: Vec<String> = self
-            .world
-            .server_args("0")
-            .iter()
-            .map(|arg| {
-                arg.replace(".sock", &format!(".{id}"))
-                    .replace("--server-id=s0", &format!("--server-id={id}"))
-            })
-            .collect();
+        let mut args = self.world.other_args("0", &format!(".{id}"));
+        args.retain(|arg| !arg.starts_with("--server-id="));
+        args.push(format!("--server-id={id}"));
         let plan = server_plan(&args).expect("flags are right");
         self.others
             .push(server::start(&plan).await.expect("the server starts"));
@@ -83,11 +83,7 @@ impl Fleet {
     }
 
     async fn agent(&self, flags: &[&str]) -> RunningAgent {
-        let kubeconfig = format!(
-            "--kubeconfig={}",
-            self.folder.path().join("kubeconfig").display()
-        );
-        let own = ["--count-server-leases", &kubeconfig];
+        let own = ["--count-server-leases", &self.kubeconfig];
         let port = self.balancer.address.port();
         self.world
             .agent_of(port, "agent-1", &[&own, flags].concat())
@@ -102,10 +98,6 @@ impl Fleet {
     async fn published(&self, count: usize) {
         until(&format!("{count} leases"), || self.leases().len() == count).await;
     }
-}
-
-fn value(agent: &RunningAgent, series: &str) -> f64 {
-    sample(&agent.metrics.scrape().text(), series).unwrap_or_else(|| panic!("no {series}"))
 }
 
 async fn holds(agent: &RunningAgent, servers: f64) {
@@ -138,15 +130,9 @@ async fn an_agent_follows_the_leases_of_servers() {
     }
     // Each server has listed leases, which upstream counts under the same names.
     let text = fleet.world.server().metrics.scrape().text();
-    let lists =
-        "konnectivity_network_proxy_server_lease_list_total{http_status_code=\"200\",reason=\"\"}";
-    assert!(sample(&text, lists) >= Some(1.0), "{text}");
-    assert!(
-        value(
-            &agent,
-            "konnectivity_network_proxy_agent_lease_watches_total{http_response_code=\"200\",reason=\"\"}"
-        ) >= 1.0
-    );
+    assert!(sample(&text, LISTS) >= Some(1.0), "{text}");
+    let watches = "konnectivity_network_proxy_agent_lease_watches_total{http_response_code=\"200\",reason=\"\"}";
+    assert!(value(&agent, watches) >= 1.0);
     agent.stop().await;
 }
 
@@ -242,9 +228,7 @@ async fn servers_report_the_lease_count_to_agents() {
     fleet.published(2).await;
     // The second server's first list contains both leases.
     let text = || fleet.others[0].metrics.scrape().text();
-    let lists =
-        "konnectivity_network_proxy_server_lease_list_total{http_status_code=\"200\",reason=\"\"}";
-    until("its first look", || sample(&text(), lists) >= Some(1.0)).await;
+    until("its first look", || sample(&text(), LISTS) >= Some(1.0)).await;
     let port = fleet.balancer.address.port();
     let agent = fleet.world.agent_of(port, "agent-1", &[]).await;
     until("both servers", || value(&agent, HELD) == 2.0).await;

@@ -10,15 +10,15 @@ use adit_relay::{Preference, probe};
 use adit_testkit::certificates::Usage;
 use rustix::process::Signal;
 
-use super::processes::free_ports;
+use super::processes::{compat_server, free_ports};
 use crate::support::confined::{self, NOBODY, Profile, Rights};
-use crate::support::process::{Process, metric, scrape};
+use crate::support::lanes::LINKS;
+use crate::support::process::{Process, at_least, metric, scrape};
 use crate::support::skip::skip_unprivileged;
-use crate::support::wait::{until, within};
-use crate::support::world::{World, sample};
+use crate::support::wait::until;
+use crate::support::world::World;
 use crate::support::{connect, targets};
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 const RELOADED: &str = "adit_tls_reloads_total{result=\"ok\"}";
 /// Size of a bulk echo, enough to splice.
 const BULK: usize = 4 << 20;
@@ -61,12 +61,7 @@ async fn live(rights: impl Fn(&str) -> Rights, flags: &[&str]) {
         .files
         .issue("server", Usage::Server, &["127.0.0.1".to_owned()])
         .expect("the files are writable");
-    within("the new certificate", async {
-        while sample(&scrape(health).await, RELOADED) < Some(1.0) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    })
-    .await;
+    at_least(health, RELOADED, 1.0).await;
     carry(&world).await;
     assert!(scrape(agent_health).await.contains("adit_build_info"));
     for process in [&mut agent, &mut server] {
@@ -102,12 +97,8 @@ async fn carry(world: &World) {
     }
     let (resetting, _target) = targets::resetting().await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{resetting}")).await;
-    tokio::io::AsyncWriteExt::write_all(&mut stream, b"reset me")
-        .await
-        .expect("the tunnel takes bytes");
-    let mut rest = Vec::new();
-    let read = tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest);
-    let _reset_or_closed = within("the reset", read).await;
+    connect::say(&mut stream, b"reset me").await;
+    let _reset_or_closed = connect::end(&mut stream).await;
     let (_held, closed) = targets::closed_port();
     for target in [closed.to_string(), "no-such-name.invalid:80".to_owned()] {
         let (status, _text) = connect::refused(&world.connect(), &connect::head(&target)).await;
@@ -115,7 +106,7 @@ async fn carry(world: &World) {
     }
 }
 
-fn deadly(name: &str) -> Rights {
+pub(super) fn deadly(name: &str) -> Rights {
     Rights {
         profile: Profile::of(name),
         deadly: true,
@@ -153,25 +144,19 @@ async fn a_log_file_at_its_limit_needs_only_syscalls_of_the_profile() {
     let mut world = World::start(&[]).await;
     world.stop_server(Duration::ZERO).await;
     let [agents, health, admin] = free_ports();
-    let file = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
     let log = world.dir.path().join("klog");
     std::fs::write(&log, vec![b'\n'; LIMIT]).expect("writable");
-    let args = [
-        "adit".to_owned(),
-        "server".to_owned(),
-        "--compat".to_owned(),
-        file("uds-name", world.grpc()),
-        "--server-port=0".to_owned(),
-        format!("--agent-port={agents}"),
-        format!("--health-port={health}"),
-        format!("--admin-port={admin}"),
-        file("cluster-cert", world.files.cert("server")),
-        file("cluster-key", world.files.key("server")),
-        file("cluster-ca-cert", world.files.ca_file()),
-        "--logtostderr=false".to_owned(),
-        file("log-file", log.clone()),
-        "--log-file-max-size=1".to_owned(),
-    ];
+    let mut args = [
+        "adit",
+        "server",
+        "--compat",
+        "--logtostderr=false",
+        "--log-file-max-size=1",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    args.push(format!("--log-file={}", log.display()));
+    args.extend(compat_server(&world, world.grpc(), [agents, health, admin]));
     let mut server = confined::start("klog", &deadly("server"), &args, world.dir.path());
     until("the file is emptied and written again", || {
         std::fs::read_to_string(&log)
@@ -223,10 +208,8 @@ fn try_forbidden(name: &str, deadly: bool) -> Output {
     let test = "cases::least_privilege::forbidden_calls";
     let args = ["test", "--exact", test, "--test-threads=1", "--nocapture"];
     let rights = Rights {
-        profile: Profile::of(name),
         deadly,
-        user: None,
-        threads: None,
+        ..self::deadly(name)
     };
     confined::command(&this, &args.map(str::to_owned), &rights)
         .env(TRY, "1")

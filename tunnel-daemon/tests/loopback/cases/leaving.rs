@@ -11,13 +11,12 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::metrics::full;
 use super::processes::Processes;
+use crate::support::lanes::TUNNELS;
 use crate::support::process::{Process, metric};
 use crate::support::raw::{Call, Connection};
 use crate::support::targets::{SilentHost, silent_host};
 use crate::support::{connect, targets};
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
-const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
 const PENDING: &str = "konnectivity_network_proxy_server_pending_backend_dials";
 const GRACE: Duration = Duration::from_secs(1);
 /// The grace period, 2 s, and a margin for a busy machine. A program that waits for one of these clients exceeds it: dials
@@ -125,9 +124,8 @@ fn leaves(process: &mut Process) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_exits_within_its_grace_beside_clients_that_neither_read_nor_close() {
     for lanes in [&["--lanes-per-link=0"][..], &[]] {
-        let mut processes = Processes::start(&[&FLAGS[..], lanes].concat()).await;
-        let _agent = processes.agent("a", &FLAGS);
-        metric(processes.health, LINKS, 1.0).await;
+        let flags = [&FLAGS[..], lanes].concat();
+        let (mut processes, _agent) = Processes::linked(&flags, &FLAGS).await;
         let _deaf = Deaf::start(&processes).await;
         leaves(&mut processes.server);
         for socket in [processes.world.connect(), processes.world.grpc()] {
@@ -142,12 +140,11 @@ async fn a_server_exits_within_its_grace_beside_clients_that_neither_read_nor_cl
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_exits_within_its_grace_beside_clients_that_neither_read_nor_close() {
     for lanes in [&["--lanes-per-link=0"][..], &[]] {
-        let processes = Processes::start(&[&FLAGS[..], lanes].concat()).await;
-        let mut agent = processes.agent("a", &FLAGS);
-        metric(processes.health, LINKS, 1.0).await;
+        let flags = [&FLAGS[..], lanes].concat();
+        let (processes, mut agent) = Processes::linked(&flags, &FLAGS).await;
         let _deaf = Deaf::start(&processes).await;
         leaves(&mut agent);
-        metric(processes.health, LINKS, 0.0).await;
+        processes.links(0.0).await;
         metric(processes.health, PENDING, 0.0).await;
     }
 }

@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use super::processes::compat_agent;
 use crate::support::balancer::{Balancer, Call, Order};
 use crate::support::ports;
 use crate::support::process::Process;
@@ -136,12 +137,7 @@ async fn row(kind: &Kind, order: Order, servers: usize) -> [Vec<Sample>; 2] {
 
 async fn serve(world: &World, ports: &[u16]) -> Vec<RunningServer> {
     let servers = ports.iter().enumerate().map(|(number, port)| async move {
-        let args = world.server_args(&port.to_string());
-        let other = format!(".{number}.sock");
-        let args: Vec<String> = args
-            .iter()
-            .map(|arg| arg.replace(".sock", &other))
-            .collect();
+        let args = world.other_args(&port.to_string(), &format!(".{number}.sock"));
         let plan = server_plan(&args).expect("flags are right");
         server::start(&plan).await.expect("the server starts")
     });
@@ -170,18 +166,8 @@ fn start(world: &World, kind: &Kind, number: usize, port: u16, health: u16) -> P
             Process::start(&id, &world.agent_args(&id, port, &all), world.dir.path())
         }
         Kind::Upstream(program) => {
-            let files = &world.files;
-            let args = [
-                "proxy-agent".to_owned(),
-                "--proxy-server-host=127.0.0.1".to_owned(),
-                format!("--proxy-server-port={port}"),
-                format!("--ca-cert={}", files.ca_file().display()),
-                format!("--agent-cert={}", files.cert("agent").display()),
-                format!("--agent-key={}", files.key("agent").display()),
-                format!("--agent-id={id}"),
-                format!("--health-server-port={health}"),
-                format!("--admin-server-port={}", ports::free()),
-            ];
+            let mut args = vec!["proxy-agent".to_owned(), format!("--agent-id={id}")];
+            args.extend(compat_agent(world, port, [health, ports::free()]));
             Process::start_program(&id, program, &args, world.dir.path())
         }
     }

@@ -4,19 +4,15 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use adit::demo::grpc_client::{ClientError, GrpcTunnel};
-use futures_util::future::join_all;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
 use super::lane_processes::nightly;
-use crate::support::memory_cgroup::MemoryCgroup;
+use super::memory_promises::{admit, admitted, cgroups, limited};
 use crate::support::process::{Process, metric, scrape, sum};
-use crate::support::skip::skip;
 use crate::support::wait::{stands_still, within_for};
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 const MIB: u64 = 1 << 20;
 /// Readers that open at once. A server that counts no queues and no socket buffers is killed at 130 readers in 64 MiB.
 const AT_ONCE: usize = 10;
@@ -67,18 +63,8 @@ async fn pause(world: &World, frontend: Frontend, source: &str) -> Option<Box<dy
             Err(error) => panic!("{error}"),
         };
     }
-    let mut stream = world.client().await;
-    let request = connect::head(source);
-    stream.write_all(&request).await.expect("a server");
-    let head = connect::read_head(&mut stream).await;
-    if head.contains(" 200 ") {
-        return Some(Box::new(stream));
-    }
-    let mut body = String::new();
-    stream.read_to_string(&mut body).await.expect("an answer");
-    let is_typed = head.contains(" 503 ") && body.contains("short of memory");
-    assert!(is_typed, "{head}{body}");
-    None
+    let stream = admitted(world, source).await?;
+    Some(Box::new(stream))
 }
 
 /// Pauses readers and asserts that no process is killed. Returns the 99th percentile of an echo before and beside them.
@@ -89,25 +75,13 @@ async fn readers_pause(
     frontend: Frontend,
     flags: &[&str],
 ) -> Option<[Duration; 2]> {
-    let cgroups = ["server", "agent"].map(|name| MemoryCgroup::new(name, limit));
-    let [server_group, agent_group] = match cgroups {
-        [Ok(server), Ok(agent)] => [server, agent],
-        [Err(why), _] | [_, Err(why)] => {
-            skip("memory cgroups", &why);
-            return None;
-        }
-    };
+    let groups = cgroups(limit)?;
+    let is_version_2 = groups[0].is_version_2();
     // A gRPC reader takes 2 MiB before it pauses. In a virtual machine that takes minutes.
-    let is_long = matches!(frontend, Frontend::Grpc) && server_group.is_version_2();
+    let is_long = matches!(frontend, Frontend::Grpc) && is_version_2;
     let readers = if is_long { readers.min(100) } else { readers };
-    let mut world = World::start(&[&["--log-format=json"], flags].concat()).await;
-    world.stop_server(Duration::ZERO).await;
-    let server = server_group.start("server", &world.server_args("0"), world.dir.path());
-    let (agents, health) = (server.address("agents"), server.address("health"));
-    let agent_args = world.agent_args("agent", agents.port(), &["--log-format=json"]);
-    let agent = agent_group.start("agent", &agent_args, world.dir.path());
-    let agent_health = agent.address("health");
-    metric(health, LINKS, 1.0).await;
+    let (world, server, agent) = limited(&groups, flags, &[]).await;
+    let (health, agent_health) = (server.address("health"), agent.address("health"));
     let (echo_port, _echo) = targets::echo().await;
     let (source, source_port) = targets::with_small_window();
     let _source = targets::source_on(source, u64::MAX);
@@ -116,21 +90,9 @@ async fn readers_pause(
     let before = p99(&mut echo).await;
 
     // In version 2 the limit also covers socket buffers.
-    let few = if server_group.is_version_2() { 8 } else { 4 };
-    let (mut paused, mut refused) = (Vec::new(), 0);
-    within_for(PATIENCE, "readers that pause", async {
-        for begun in (0..readers).step_by(AT_ONCE) {
-            let dials = (begun..readers.min(begun + AT_ONCE))
-                .map(|_reader| pause(&world, frontend, &source));
-            for reader in join_all(dials).await {
-                match reader {
-                    Some(reader) => paused.push(reader),
-                    None => refused += 1,
-                }
-            }
-        }
-    })
-    .await;
+    let few = if is_version_2 { 8 } else { 4 };
+    let pausing = admit(readers, AT_ONCE, || pause(&world, frontend, &source));
+    let (paused, refused) = within_for(PATIENCE, "readers that pause", pausing).await;
     until_no_byte_moves(agent_health).await;
     let beside = p99(&mut echo).await;
     let used = |process: &Process| process.resident_bytes() / MIB;
@@ -150,8 +112,8 @@ async fn readers_pause(
         paused.len(),
         used(&server),
         used(&agent),
-        server_group.most_bytes() / MIB,
-        agent_group.most_bytes() / MIB,
+        groups[0].most_bytes() / MIB,
+        groups[1].most_bytes() / MIB,
     );
     assert!(paused.len() >= readers / few, "most are refused: {refused}");
     // Refusals stop once the readers are gone.

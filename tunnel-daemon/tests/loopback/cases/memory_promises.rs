@@ -18,9 +18,9 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::lane_processes::nightly;
-use crate::support::connect::say;
+use crate::support::lanes::LINKS;
 use crate::support::memory_cgroup::MemoryCgroup;
-use crate::support::process::{metric, scrape, sum};
+use crate::support::process::{Process, metric, scrape, sum};
 use crate::support::skip::skip;
 use crate::support::wait::{stands_still, until_for, within_for};
 use crate::support::world::{World, sample};
@@ -119,6 +119,61 @@ async fn target(
     (port, tasks, intact)
 }
 
+/// Cgroups of a server and of an agent. Without them the test is reported as skipped.
+pub(super) fn cgroups(limit: u64) -> Option<[MemoryCgroup; 2]> {
+    match ["server", "agent"].map(|name| MemoryCgroup::new(name, limit)) {
+        [Ok(server), Ok(agent)] => Some([server, agent]),
+        [Err(why), _] | [_, Err(why)] => {
+            skip("memory cgroups", &why);
+            None
+        }
+    }
+}
+
+/// A server and a linked agent, as processes in these cgroups.
+pub(super) async fn limited(
+    [of_server, of_agent]: &[MemoryCgroup; 2],
+    flags: &[&str],
+    agent_flags: &[&str],
+) -> (World, Process, Process) {
+    let mut world = World::start(&[&["--log-format=json"], flags].concat()).await;
+    world.stop_server(Duration::ZERO).await;
+    let dir = world.dir.path();
+    let server = of_server.start("server", &world.server_args("0"), dir);
+    let flags = [&["--log-format=json"], agent_flags].concat();
+    let args = world.agent_args("agent", server.address("agents").port(), &flags);
+    let agent = of_agent.start("agent", &args, dir);
+    metric(server.address("health"), LINKS, 1.0).await;
+    (world, server, agent)
+}
+
+/// Opens this many tunnels, some at once. Returns those that were admitted, and the number of refusals.
+pub(super) async fn admit<T, F: Future<Output = Option<T>>>(
+    count: usize,
+    at_once: usize,
+    open: impl Fn() -> F,
+) -> (Vec<T>, usize) {
+    let mut admitted = Vec::new();
+    for begun in (0..count).step_by(at_once) {
+        let dials = (begun..count.min(begun + at_once)).map(|_dial| open());
+        admitted.extend(join_all(dials).await.into_iter().flatten());
+    }
+    let refused = count - admitted.len();
+    (admitted, refused)
+}
+
+/// A CONNECT client's tunnel. `None` if the server refuses it for lack of memory, which must be typed.
+pub(super) async fn admitted(world: &World, target: &str) -> Option<UnixStream> {
+    let mut answer = connect::request(&world.connect(), &connect::head(target)).await;
+    if answer.head.contains(" 200 ") {
+        return Some(answer.stream);
+    }
+    let body = connect::rest(&mut answer.stream).await;
+    let is_typed = answer.head.contains(" 503 ") && body.contains("short of memory");
+    assert!(is_typed, "{}{body}", answer.head);
+    None
+}
+
 /// A client whose tunnel is open.
 enum Client {
     Unix(UnixStream),
@@ -159,20 +214,7 @@ impl Client {
                 // A refused client is reset, maybe before this call returns.
                 Self::Tcp(TcpStream::connect(node).await.ok()?)
             }
-            _ => {
-                let stream = UnixStream::connect(world.connect()).await;
-                let mut stream = stream.expect("a server");
-                say(&mut stream, &connect::head(target)).await;
-                let head = connect::read_head(&mut stream).await;
-                if !head.contains(" 200 ") {
-                    let mut body = String::new();
-                    stream.read_to_string(&mut body).await.expect("an answer");
-                    let is_typed = head.contains(" 503 ") && body.contains("short of memory");
-                    assert!(is_typed, "{head}{body}");
-                    return None;
-                }
-                Self::Unix(stream)
-            }
+            _ => Self::Unix(admitted(world, target).await?),
         };
         match client.read(1).await {
             Ok(greeting) => assert_eq!(&*greeting, b"!"),
@@ -241,10 +283,8 @@ async fn flood(case: Case) {
         flags,
         of_server,
     } = case;
-    let cgroups = ["server", "agent"].map(|name| MemoryCgroup::new(name, limit));
-    let [server_group, agent_group] = match cgroups {
-        [Ok(server), Ok(agent)] => [server, agent],
-        [Err(why), _] | [_, Err(why)] => return skip("memory cgroups", &why),
+    let Some(groups) = cgroups(limit) else {
+        return;
     };
     let (stage, stages) = watch::channel(Stage::Idle);
     let (port, _target, intact) = target(stages, senders).await;
@@ -256,35 +296,21 @@ async fn flood(case: Case) {
     } else {
         &[]
     };
-    let mut world = World::start(&[own, &["--log-format=json"], flags, of_server].concat()).await;
-    world.stop_server(Duration::ZERO).await;
-    let mut server = server_group.start("server", &world.server_args("0"), world.dir.path());
-    let (agents, health) = (server.address("agents"), server.address("health"));
     let listener = format!("--target=0:{target}");
-    let own = ["--log-format=json", &listener];
-    let agent_args = world.agent_args("agent", agents.port(), &[&own[..], flags].concat());
-    let mut agent = agent_group.start("agent", &agent_args, world.dir.path());
-    let agent_health = agent.address("health");
+    let [of_server, of_agent] = [
+        [own, flags, of_server].concat(),
+        [&[&*listener], flags].concat(),
+    ];
+    let (world, mut server, mut agent) = limited(&groups, &of_server, &of_agent).await;
+    let (health, agent_health) = (server.address("health"), agent.address("health"));
     let node = (frontend == Frontend::Node).then(|| agent.address("address"));
-    metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
     let (echo_port, _echo) = targets::echo().await;
     let mut echo = connect::open(&world.connect(), &format!("127.0.0.1:{echo_port}")).await;
     connect::echo(&mut echo, b"before").await;
 
-    let (mut clients, mut refused) = (Vec::new(), 0);
-    within_for(PATIENCE, "tunnels that open", async {
-        for begun in (0..tunnels).step_by(AT_ONCE) {
-            let dials = (begun..tunnels.min(begun + AT_ONCE))
-                .map(|_client| Client::open(&world, frontend, node, &target));
-            for client in join_all(dials).await {
-                match client {
-                    Some(client) => clients.push(client),
-                    None => refused += 1,
-                }
-            }
-        }
-    })
-    .await;
+    let open = || Client::open(&world, frontend, node, &target);
+    let opening = admit(tunnels, AT_ONCE, open);
+    let (mut clients, refused) = within_for(PATIENCE, "tunnels that open", opening).await;
     let admitted = clients.len();
     let idle = [&server, &agent].map(|process| process.resident_bytes() / MIB);
     stage.send(Stage::Flood).expect("targets");
@@ -307,8 +333,8 @@ async fn flood(case: Case) {
          {idle:?} MiB idle, {:?} MiB now; most in the cgroups {} and {} MiB",
         limit / MIB,
         [&server, &agent].map(|process| process.resident_bytes() / MIB),
-        server_group.most_bytes() / MIB,
-        agent_group.most_bytes() / MIB,
+        groups[0].most_bytes() / MIB,
+        groups[1].most_bytes() / MIB,
     );
     assert!(
         server.ended().is_none() && agent.ended().is_none(),

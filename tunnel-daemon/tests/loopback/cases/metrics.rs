@@ -5,14 +5,14 @@ use std::time::Duration;
 use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
 use bytes::Bytes;
-use tokio::io::AsyncReadExt as _;
 
-use crate::support::balancer::Balancer;
+use super::failover::balanced;
+use crate::support::lanes::ended;
 use crate::support::process::Process;
 use crate::support::raw::{Call, Connection, data, encoded, framed};
 use crate::support::targets::{Sum, pattern};
-use crate::support::wait::{until, within};
-use crate::support::world::{World, echo, sample};
+use crate::support::wait::until;
+use crate::support::world::{World, echo, sample, scraped};
 use crate::support::{connect, targets};
 
 const PREFIX: &str = "konnectivity_network_proxy_server_";
@@ -43,9 +43,8 @@ async fn stalled_clients_are_counted_until_they_read() {
         sum.add(&data.data);
     }
     assert_eq!(sum, expected, "gRPC");
-    let mut all = Vec::new();
-    let read = within("the download", stream.read_to_end(&mut all));
-    read.await.expect("a clean end");
+    let (all, end) = connect::end(&mut stream).await;
+    end.expect("a clean end");
     assert_eq!(Sum::of(&all), expected, "HTTP-CONNECT");
     world.server_metric(&full("Connect"), 0.0).await;
 
@@ -67,14 +66,9 @@ async fn client_of_a_stalled_agent_is_counted_and_loses_nothing() {
     const PIECE: usize = 64 * 1024;
     const PIECES: usize = 16;
     let world = World::start(&[]).await;
-    let agent = Connection::agent(&world).await;
-    let mut link = agent.link("slow", "").await;
+    let (_agent, mut link) = Connection::linked(&world, "slow", "").await;
     let (_client, mut call) = Connection::proxied(&world).await;
-    call.dial(1, "a.test:1");
-    let random = link.dialed().await.random;
-    link.dial_response(random, 5);
-    let open = call.payload().await;
-    assert!(matches!(open, Some(Payload::DialResponse(_))), "{open:?}");
+    tokio::join!(call.open(1, "a.test:1"), link.answer(5));
     for piece in 0..PIECES {
         call.data(5, pattern((piece * PIECE) as u64, PIECE));
     }
@@ -115,16 +109,10 @@ async fn packets_that_come_in_pieces_are_counted_once() {
         }
     }
     let world = World::start(&[]).await;
-    let agent = Connection::agent(&world).await;
-    let mut link = agent.link("raw", "").await;
+    let (_agent, mut link) = Connection::linked(&world, "raw", "").await;
     let (_client, mut call) = Connection::proxied(&world).await;
-    call.dial(1, "a.test:1");
-    let random = link.dialed().await.random;
-    link.dial_response(random, AGENTS);
-    let Some(Payload::DialResponse(open)) = call.payload().await else {
-        panic!("no answer");
-    };
-    say(&mut call, open.connect_id);
+    let (conn, _) = tokio::join!(call.open(1, "a.test:1"), link.answer(AGENTS));
+    say(&mut call, conn);
     hear(&mut link).await;
     say(&mut link, AGENTS);
     hear(&mut call).await;
@@ -140,12 +128,7 @@ async fn packets_that_come_in_pieces_are_counted_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn broken_streams_are_counted_and_clean_ends_are_not() {
     let (target, _echo) = targets::local_echo().await;
-    let world = World::start(&[]).await;
-    let balancer = Balancer::to(&[world.server().agents]).await;
-    let agent = world
-        .agent_of(balancer.address.port(), "agent-1", &[])
-        .await;
-    world.links(1).await;
+    let (world, balancer, agent) = balanced(&[]).await;
     let errors = |text: String, segment: &str| {
         let segment = format!("segment=\"{segment}\"");
         let lines = text
@@ -193,18 +176,14 @@ async fn broken_streams_are_counted_and_clean_ends_are_not() {
     let orderly_scrape = orderly.metrics.scrape();
     let mut world = world;
     world.stop_server(Duration::ZERO).await;
-    let links = "konnectivity_network_proxy_agent_open_server_connections 0\n";
-    until("the server has left", || {
-        orderly_scrape.text().contains(links)
-    })
-    .await;
+    let links = "konnectivity_network_proxy_agent_open_server_connections";
+    scraped(&orderly_scrape, links, 0.0).await;
     assert_eq!(errors(orderly_scrape.text(), "to_agent"), [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tunnels_cut_at_shutdown_are_counted_as_shutdown() {
-    let (target, _echo) = targets::local_echo().await;
-    let (mut world, _agent) = World::with_agent().await;
+    let (mut world, _agent, target, _echo) = World::with_echo().await;
     let mut grpc = world.tunnel(&target).await;
     let mut http = connect::open(&world.connect(), &target).await;
     echo(&mut grpc, b"before").await;
@@ -212,26 +191,16 @@ async fn tunnels_cut_at_shutdown_are_counted_as_shutdown() {
     let scrape = world.server().metrics.scrape();
     world.stop_server(Duration::ZERO).await;
     let text = scrape.text();
-    let closed = |reason: &str| {
-        sample(
-            &text,
-            &format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}"),
-        )
-    };
-    assert_eq!(
-        ["shutdown", "link_lost", "client_gone"].map(closed),
-        [Some(2.0), Some(0.0), Some(0.0)]
-    );
+    let closed = |reason: &str| sample(&text, &ended(reason));
+    let counts = ["shutdown", "link_lost", "client_gone"].map(closed);
+    assert_eq!(counts, [2.0, 0.0, 0.0].map(Some));
 }
 
 /// Runs the real binary with `--warn-on-channel-limit`: a tunnel is warned about once, however often its queue is full.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agent_warns_of_a_stalled_target_with_warn_on_channel_limit() {
-    let (port, _target) = targets::serve(|stream| async move {
-        let _unread = stream;
-        std::future::pending().await
-    })
-    .await;
+    const FULL: &str = "queue towards a target is full";
+    let (port, _target) = targets::deaf().await;
     let world = World::start(&[]).await;
     let flags = ["--warn-on-channel-limit", "--log-format=json"];
     let args = world.agent_args("warns", world.server().agents.port(), &flags);
@@ -239,16 +208,11 @@ async fn agent_warns_of_a_stalled_target_with_warn_on_channel_limit() {
     world.links(1).await;
     let (_connection, mut call) = Connection::proxied(&world).await;
     let conn = call.open(1, &format!("127.0.0.1:{port}")).await;
-    assert!(!agent.log().contains("queue towards a target is full"));
+    let lines = || agent.log().matches(FULL).count();
+    assert_eq!(lines(), 0);
     for _piece in 0..128 {
         call.data(conn, vec![7; 64 * 1024]);
     }
-    let lines = || {
-        agent
-            .log()
-            .matches("queue towards a target is full")
-            .count()
-    };
     until("the warning", || lines() > 0).await;
     assert_eq!(lines(), 1);
 }
@@ -256,8 +220,7 @@ async fn agent_warns_of_a_stalled_target_with_warn_on_channel_limit() {
 /// Metrics need no authentication, so they must contain no targets and no secrets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_scrape_names_no_target_and_no_secret() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, agent) = World::with_agent().await;
+    let (world, agent, target, _echo) = World::with_echo().await;
     world.assert_serves(&target).await;
     let mut open = connect::open(&world.connect(), &target).await;
     connect::echo(&mut open, b"while it is open, too").await;

@@ -28,18 +28,10 @@ async fn bytes_of_an_open_tunnel_are_counted_and_logged_when_it_is_cut() {
         ),
     ];
     for (path, lanes, security) in rows {
-        let processes = Processes::start(&[lanes, security, "--shutdown-grace=0s"]).await;
-        let mut server = processes.server;
-        let agent = {
-            let args = processes.world.agent_args(
-                "agent-1",
-                processes.agents.port(),
-                &["--log-format=json", security],
-            );
-            crate::support::process::Process::start("agent-1", &args, processes.world.dir.path())
-        };
+        let flags = [lanes, security, "--shutdown-grace=0s"];
+        let (mut processes, agent) = Processes::linked(&flags, &[security]).await;
+        let server = &mut processes.server;
         let agent_health = agent.address("health");
-        metric(processes.health, "adit_links{peer=\"adit\"}", 1.0).await;
         if path != "link" {
             // A tunnel becomes a raw lane only if two other lanes stay idle.
             at_least(processes.health, "adit_lanes{state=\"idle\"}", 3.0).await;

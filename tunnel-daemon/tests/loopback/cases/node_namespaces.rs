@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::support::blocking;
-use crate::support::process::Process;
+use crate::support::process::{KillOnDrop, Process};
 use crate::support::skip::{has_v6, skip_unprivileged};
 use crate::support::world::World;
 
@@ -48,7 +48,7 @@ struct Addresses {
 }
 
 /// A network namespace that exists as long as its holder process.
-struct Namespace(Child);
+struct Namespace(KillOnDrop);
 
 impl Namespace {
     fn new() -> Result<Self, String> {
@@ -66,7 +66,7 @@ impl Namespace {
         let mut up = [0; 3];
         let mut output = holder.stdout.take().expect("piped");
         if output.read_exact(&mut up).is_ok() {
-            return Ok(Self(holder));
+            return Ok(Self(KillOnDrop(holder)));
         }
         let mut why = String::new();
         let _read = holder
@@ -79,7 +79,7 @@ impl Namespace {
     }
 
     fn path(&self) -> String {
-        format!("--net=/proc/{}/ns/net", self.0.id())
+        format!("--net=/proc/{}/ns/net", self.0.0.id())
     }
 
     fn run(&self, words: &str) {
@@ -101,7 +101,7 @@ impl Namespace {
 
     /// Creates a veth pair to another namespace, with these addresses at its ends.
     fn connect(&self, other: &Self, name: &str, here: &str, there: &str) {
-        let pid = other.0.id();
+        let pid = other.0.0.id();
         self.run(&format!(
             "ip link add {name} type veth peer name uplink netns {pid}"
         ));
@@ -135,23 +135,6 @@ impl Namespace {
             .stdout(Stdio::piped())
             .spawn()
             .expect("nsenter runs")
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _gone = self.0.kill();
-        let _reaped = self.0.wait();
-    }
-}
-
-/// A peer process that is killed when dropped.
-struct Peer(Child);
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _gone = self.0.kill();
-        let _reaped = self.0.wait();
     }
 }
 
@@ -230,7 +213,7 @@ async fn by_their_own_agents_only(test: &str, addresses: &Addresses) {
     ] {
         node.connect(plane, name, here, there);
         plane.add(api_host, "lo");
-        peers.push(Peer(plane.peer(&format!("listen {api} {name}"))));
+        peers.push(KillOnDrop(plane.peer(&format!("listen {api} {name}"))));
         let server: Vec<String> = world
             .server_args("8091")
             .into_iter()
@@ -249,24 +232,16 @@ async fn by_their_own_agents_only(test: &str, addresses: &Addresses) {
         let hosts = world.dir.path().join(format!("hosts-{name}"));
         let (plane_ip, _length) = there.split_once('/').expect("with its length");
         std::fs::write(&hosts, format!("{plane_ip} server.test\n")).expect("a file");
-        let mut agent: Vec<String> = world
-            .agent_args(&format!("agent-{name}"), 8091, &[])
-            .into_iter()
-            .filter(|arg| !arg.starts_with("--proxy-server-host"))
-            .collect();
-        agent.extend([
-            "--proxy-server-host=server.test:8091".to_owned(),
-            format!("--target={local}:{api}"),
-            format!("--bind-address={loopback}"),
-            "--log-format=json".to_owned(),
-        ]);
-        processes.push(with_hosts(
-            &node,
-            &hosts,
-            &format!("agent-{name}"),
-            &agent,
-            world.dir.path(),
-        ));
+        let id = format!("agent-{name}");
+        let flags = [
+            "!--proxy-server-host",
+            "--proxy-server-host=server.test:8091",
+            &format!("--target={local}:{api}"),
+            &format!("--bind-address={loopback}"),
+            "--log-format=json",
+        ];
+        let agent = world.agent_args(&id, 8091, &flags);
+        processes.push(with_hosts(&node, &hosts, &id, &agent, world.dir.path()));
     }
     let direct = heard(&node, api);
     assert!(

@@ -1,13 +1,12 @@
 //! Node to control plane between real processes: access events, kills of either end, and leaks after many tunnels.
 
-use std::time::Duration;
-
+use adit_net::socket::set_reset_on_close;
 use serde_json::Value;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::task::JoinSet;
 
 use super::processes::Processes;
-use crate::support::node::{OPEN, OPENED, connect, echo};
+use crate::support::node::{OPEN, OPENED, assert_is_reset, connect, echo};
 use crate::support::process::{
     Process, descriptors_without_lanes, json_lines, metric, no_descriptor_left, scrape,
 };
@@ -18,11 +17,8 @@ use crate::support::world::sample;
 /// A server that allows one destination, and an agent that listens for it.
 async fn pair(destination: &str) -> (Processes, Process) {
     let allowed = format!("--allowed-destination={destination}");
-    let processes = Processes::start(&[&allowed]).await;
     let target = format!("--target=0:{destination}");
-    let agent = processes.agent("agent-1", &[&target]);
-    metric(processes.health, "adit_links{peer=\"adit\"}", 1.0).await;
-    (processes, agent)
+    Processes::linked(&[&allowed], &[&target]).await
 }
 
 /// The server's access events of tunnels that agents opened.
@@ -80,10 +76,7 @@ async fn a_killed_server_resets_connections_and_its_successor_takes_new_ones() {
     let mut stream = connect(address).await;
     echo(&mut stream, b"before").await;
     processes.server.kill();
-    let error = within("a reset", stream.read_u8())
-        .await
-        .expect_err("no end");
-    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_is_reset(&mut stream).await;
     // A new connection is held until a server is back.
     let mut stream = connect(address).await;
     let args = processes
@@ -128,8 +121,7 @@ async fn five_hundred_tunnels_leave_no_descriptor_behind() {
                 let mut stream = connect(address).await;
                 echo(&mut stream, b"one of many").await;
                 if tunnel % 3 == 0 {
-                    let stream = socket2::SockRef::from(&stream);
-                    stream.set_linger(Some(Duration::ZERO)).expect("a flag");
+                    set_reset_on_close(&stream).expect("a flag");
                 }
             });
         }

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use adit::agent::RunningAgent;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use adit_net::socket::set_reset_on_close;
 
 use crate::support::lanes::{IDLE, value as at_server};
 use crate::support::node::{
     self, OPEN, assert_quiet, assert_reset, connect, echo, refusals, refused,
 };
 use crate::support::ports;
-use crate::support::process::ask;
+use crate::support::process::{ask, raise_descriptor_limit};
 use crate::support::stub_server::StubServer;
 use crate::support::targets;
 use crate::support::wait::{until, within};
@@ -68,17 +68,9 @@ async fn unlisted_destinations_are_refused_and_listed_ones_served() {
     let allowed: Vec<&str> = allowed.iter().map(String::as_str).collect();
     let targets: Vec<&str> = targets.iter().map(String::as_str).collect();
     let (world, agent) = node::world(&allowed, &targets).await;
-    for (listener, reason) in [
-        (1, "refused"),
-        (2, "not_allowed"),
-        (3, "not_allowed"),
-        (4, "not_allowed"),
-        (5, "not_allowed"),
-        (6, "not_allowed"),
-        (7, "not_allowed"),
-        (8, "not_allowed"),
-    ] {
-        assert_refused(&world, &agent, listener, reason).await;
+    assert_refused(&world, &agent, 1, "refused").await;
+    for listener in 2..=8 {
+        assert_refused(&world, &agent, listener, "not_allowed").await;
     }
     // The reason of this failure depends on the host's name servers.
     assert_reset(agent.target_listeners[9]).await;
@@ -134,9 +126,7 @@ async fn an_unresponsive_destination_times_out_and_can_be_cancelled() {
     // The server stops dialling when the client resets its connection.
     let stream = connect(agent.target_listeners[0]).await;
     world.server_metric("adit_node_waiting", 1.0).await;
-    socket2::SockRef::from(&stream)
-        .set_linger(Some(Duration::ZERO))
-        .expect("a flag");
+    set_reset_on_close(&stream).expect("a flag");
     let left = Instant::now();
     drop(stream);
     assert_quiet(&world, &agent).await;
@@ -182,11 +172,8 @@ async fn with_a_go_server_connections_are_reset_at_once_and_readyz_says_why() {
     let health = agent.health.expect("a health port");
     let caller = server.accept().await;
     let _link = caller.greet(&[]);
-    until("a link", || {
-        let text = agent.metrics.scrape().text();
-        text.contains("open_server_connections 1")
-    })
-    .await;
+    let servers = "konnectivity_network_proxy_agent_open_server_connections";
+    agent_metric(&agent, servers, 1.0).await;
     let since = Instant::now();
     for count in 1..=2 {
         assert_reset(agent.target_listeners[0]).await;
@@ -206,13 +193,8 @@ async fn with_a_go_server_connections_are_reset_at_once_and_readyz_says_why() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_most_1024_connections_wait_for_a_tunnel() {
     const WAITING: u16 = 1024;
-    // Each connection takes two descriptors of this process. The limit is raised as the programs raise theirs.
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
+    // Each connection takes two descriptors of this process.
+    raise_descriptor_limit();
     let (_world, agent) = node::without_server("127.0.0.1:9").await;
     let count = |reason: &str| node::value(&agent, &refusals(reason));
     let waiting = || node::value(&agent, "adit_node_waiting");

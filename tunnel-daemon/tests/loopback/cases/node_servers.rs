@@ -3,42 +3,24 @@
 use std::time::Duration;
 
 use adit::agent::RunningAgent;
-use adit::server::{self, RunningServer};
+use adit::server::RunningServer;
+use adit_testkit::scrape;
 
 use crate::support::lanes::{IDLE, value as at_server, warm};
 use crate::support::node::{OPENED, connect, echo, refusals, refused};
 use crate::support::targets;
 use crate::support::wait::{until, within};
-use crate::support::world::{World, sample, server_plan};
-
-/// A second server with the certificates of the world's own server.
-async fn second(world: &World, allowed: &str) -> RunningServer {
-    let socket = world.dir.path().join("second.sock");
-    let args: Vec<String> = world
-        .server_args("0")
-        .into_iter()
-        .filter(|arg| !arg.starts_with("--frontend"))
-        .chain([
-            format!("--frontend=grpc=unix:{}", socket.display()),
-            format!("--allowed-destination={allowed}"),
-        ])
-        .collect();
-    let plan = server_plan(&args).expect("flags are right");
-    server::start(&plan)
-        .await
-        .expect("the second server starts")
-}
+use crate::support::world::{World, sample};
 
 fn at(server: &RunningServer, series: &str) -> f64 {
-    let text = server.metrics.scrape().text();
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+    scrape::value(&server.metrics.scrape().text(), series)
 }
 
 /// Two servers that allow the destination, and an agent with warm lanes to both.
 async fn two(destination: &str) -> (World, RunningServer, RunningAgent) {
     let allowed = format!("--allowed-destination={destination}");
     let world = World::start(&[&allowed]).await;
-    let second = second(&world, destination).await;
+    let second = world.other_server(".second").await;
     let other = format!("--proxy-server-host={}", second.agents);
     let target = format!("--target=0:{destination}");
     let agent = world.agent("agent-1", &[&other, &target]).await;

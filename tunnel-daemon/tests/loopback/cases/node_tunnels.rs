@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant};
 
 use adit::agent::RunningAgent;
+use adit_net::socket::set_reset_on_close;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::support::connect::{hears, say};
 use crate::support::lanes::{IDLE, opened, value as at_server, warm};
-use crate::support::node::{self, OPEN, OPENED, assert_quiet, connect, echo};
+use crate::support::node::{self, OPEN, OPENED, assert_is_reset, assert_quiet, connect, echo};
 use crate::support::wait::{until, within};
 use crate::support::world::{World, agent_metric};
 use crate::support::{connect as frontend, targets};
@@ -18,11 +19,9 @@ use crate::support::{connect as frontend, targets};
 async fn world_to(port: u16, flags: &[&str]) -> (World, RunningAgent) {
     let destination = format!("127.0.0.1:{port}");
     let allowed = format!("--allowed-destination={destination}");
-    let world = World::start(&[&[&*allowed], flags].concat()).await;
     let target = format!("--target=0:{destination}");
-    let agent = world.agent("agent-1", &[&[&*target], flags].concat()).await;
-    world.links(1).await;
-    (world, agent)
+    let [of_server, of_agent] = [&*allowed, &target].map(|own| [&[own], flags].concat());
+    World::linked(&of_server, &of_agent).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -121,10 +120,7 @@ async fn resets_are_forwarded_as_resets_in_both_directions() {
     let (world, agent) = world_to(port, &[]).await;
     let mut stream = connect(agent.target_listeners[0]).await;
     stream.write_all(b"x").await.expect("taken");
-    let error = within("a reset", stream.read_u8())
-        .await
-        .expect_err("nothing");
-    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    assert_is_reset(&mut stream).await;
     assert_quiet(&world, &agent).await;
     let reset = "adit_node_tunnels_closed_total{reason=\"target_reset\"}";
     assert_eq!(
@@ -137,9 +133,7 @@ async fn resets_are_forwarded_as_resets_in_both_directions() {
     let mut stream = connect(agent.target_listeners[0]).await;
     stream.write_all(b"cut off").await.expect("taken");
     world.server_metric(OPEN, 1.0).await;
-    socket2::SockRef::from(&stream)
-        .set_linger(Some(Duration::ZERO))
-        .expect("a flag");
+    set_reset_on_close(&stream).expect("a flag");
     drop(stream);
     let sum = within("the destination's end", seen.recv()).await;
     assert!(!sum.expect("a sum").clean, "a reset, no close");
@@ -316,10 +310,4 @@ async fn waiting_connections_are_reset_when_their_agent_stops() {
     agent_metric(&agent, "adit_node_waiting", 1.0).await;
     within("the agent's end", agent.stop()).await;
     assert_is_reset(&mut stream).await;
-}
-
-async fn assert_is_reset(stream: &mut TcpStream) {
-    let read = within("the connection's end", stream.read_u8()).await;
-    let error = read.expect_err("nothing comes");
-    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
 }

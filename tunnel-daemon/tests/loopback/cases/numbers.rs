@@ -34,6 +34,15 @@ fn largest(sizes: &[usize]) -> usize {
     sizes.iter().copied().max().unwrap_or(0)
 }
 
+/// A link of an agent with or without Adit's extensions.
+async fn raw_link(world: &World, extensions: &[(&str, &str)]) -> (Connection, Call) {
+    let agent = Connection::agent(world).await;
+    let headers = [&[("agentid", "raw")], extensions].concat();
+    let mut link = agent.call("/AgentService/Connect", &headers).await;
+    link.headers().await.expect("an answer");
+    (agent, link)
+}
+
 /// The agent's connection id of the tunnel of a [`Raw`].
 const RAW_CONN: i64 = 5;
 
@@ -50,17 +59,9 @@ struct Raw {
 
 impl Raw {
     async fn open(world: &World, extensions: &[(&str, &str)]) -> Self {
-        let agent = Connection::agent(world).await;
-        let headers: Vec<_> = [("agentid", "raw")]
-            .iter()
-            .chain(extensions)
-            .copied()
-            .collect();
-        let mut link = agent.call("/AgentService/Connect", &headers).await;
-        link.headers().await.expect("an answer");
+        let (agent, mut link) = raw_link(world, extensions).await;
         world.links(1).await;
-        let client = Connection::client(world).await;
-        let mut call = client.proxy().await;
+        let (client, mut call) = Connection::proxied(world).await;
         call.dial(1, "a:1");
         let dial = link.dialed().await;
         let answer = wire::DialResponse {
@@ -141,9 +142,7 @@ async fn clients_start_with_packets_of_at_most_32_kibibytes() {
     const NONE: &[&str] = &[];
     for (flags, agent_flags) in [(PLAINTEXT, PLAINTEXT), (LINK, NONE)] {
         let (port, _target) = targets::source(BYTES as u64).await;
-        let world = World::start(flags).await;
-        let _agent = world.agent("a", agent_flags).await;
-        world.links(1).await;
+        let (world, _agent) = World::linked(flags, agent_flags).await;
         if flags == PLAINTEXT {
             warm(&world).await;
         }
@@ -231,14 +230,7 @@ async fn a_client_that_keeps_up_gets_packets_of_256_kibibytes_and_more() {
 /// Sends 24 MiB for an unknown connection id, waits until the server has read them, and returns the send window.
 async fn window_at_rest(extensions: &[(&str, &str)], enough: usize) -> usize {
     let world = World::start(&[]).await;
-    let agent = Connection::agent(&world).await;
-    let headers: Vec<_> = [("agentid", "raw")]
-        .iter()
-        .chain(extensions)
-        .copied()
-        .collect();
-    let mut link = agent.call("/AgentService/Connect", &headers).await;
-    link.headers().await.expect("an answer");
+    let (_agent, mut link) = raw_link(&world, extensions).await;
     let sent = async {
         for _message in 0..24 * 32 {
             link.send.reserve_capacity(33 * KIB);
@@ -278,8 +270,7 @@ async fn windows_are_2_mebibytes_for_a_go_agent_and_16_for_an_adit_agent() {
 /// Limit (sizes): HTTP/2 header list | 256 KiB; 96 KiB from an agent that uses frames of 16 KiB
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn header_lists_of_256_kibibytes_are_accepted_and_longer_ones_refused() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
+    let (world, _agent, target, _echo) = World::with_echo().await;
     let (fits, long) = ("a".repeat(255 * KIB), "a".repeat(257 * KIB));
 
     let client = Connection::client(&world).await;
@@ -314,23 +305,17 @@ async fn header_lists_of_256_kibibytes_are_accepted_and_longer_ones_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_has_at_most_1024_pending_dials() {
     let world = World::start(&[]).await;
-    let agent = Connection::agent(&world).await;
-    let mut link = agent.link("silent", "").await;
+    let (_agent, mut link) = Connection::linked(&world, "silent", "").await;
     let client = Connection::client(&world).await;
     let mut waiting = Vec::new();
     for random in 1..=1024 {
         let mut call = client.proxy().await;
         call.dial(random, "a:1");
         waiting.push(call);
-        let asked = link.payload().await;
-        assert!(matches!(asked, Some(Payload::DialRequest(_))), "{asked:?}");
+        link.dialed().await;
     }
     let mut call = client.proxy().await;
     call.dial(1025, "a:1");
-    match call.payload().await {
-        Some(Payload::DialResponse(answer)) => {
-            assert_eq!(answer.error, "too many pending dials on this agent");
-        }
-        other => panic!("{other:?}"),
-    }
+    let error = call.dial_error().await;
+    assert_eq!(error, "too many pending dials on this agent");
 }

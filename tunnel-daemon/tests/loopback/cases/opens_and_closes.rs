@@ -5,14 +5,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use adit_core::wire::packets as wire;
-use adit_core::wire::packets::PacketType;
 use adit_core::wire::packets::packet::Payload;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
 use super::lane_processes::{Pair, nightly};
-use crate::support::lanes::{HITS, opened};
+use crate::support::lanes::{HITS, SPLICED, opened};
 use crate::support::process::{
     metric, named_program, not_one_descriptor_left, scrape, settled_fds, sum, sum_is, value,
 };
@@ -24,7 +22,6 @@ use crate::support::{connect, targets};
 
 const RAW_LANES: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
-const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 const CALLS: &str = "konnectivity_network_proxy_server_grpc_connections{service_method=\"Proxy\"}";
 
 /// Concurrent clients.
@@ -174,8 +171,7 @@ impl Site {
             End::InOrder => {
                 call.data(conn, text.clone());
                 call.echo_arrives(conn, &text).await;
-                let close = wire::CloseRequest { connect_id: conn };
-                call.packet(PacketType::CloseReq, Payload::CloseRequest(close));
+                call.close(conn);
                 match call.payload().await {
                     Some(Payload::CloseResponse(close)) => assert_eq!(close.connect_id, conn),
                     other => panic!("instead of an end: {other:?}"),

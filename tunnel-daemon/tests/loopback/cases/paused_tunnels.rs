@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
@@ -13,14 +13,13 @@ use super::hostile_clients::frame;
 use super::lane_processes::nightly;
 use super::metrics::full;
 use super::processes::Processes;
+use crate::support::lanes::{TUNNELS, ended};
 use crate::support::process::{metric, scrape};
 use crate::support::raw::{Call, Connection};
 use crate::support::wait::{until_still, within, within_for};
 use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
-const TUNNELS: &str = "konnectivity_network_proxy_server_established_connections";
 /// Tunnels of each dialect and direction: 1,000 in all at night.
 fn each() -> u32 {
     nightly(250, 100)
@@ -90,10 +89,8 @@ impl Paused {
 /// Limit (isolation): New dials beside 1,000 paused tunnels
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
-    let processes = Processes::start(&["--lanes-per-link=0"]).await;
-    let agent = processes.agent("a", &["--lanes=0"]);
+    let (processes, agent) = Processes::linked(&["--lanes-per-link=0"], &["--lanes=0"]).await;
     let agent_health = agent.address("health");
-    metric(processes.health, LINKS, 1.0).await;
     let ((source, source_port), (sink, sink_port)) =
         (targets::with_small_window(), targets::with_small_window());
     let source = targets::source_on(source, u64::MAX);
@@ -119,8 +116,7 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
         "{text}"
     );
     for reason in ["budget", "stalled", "credit_violation", "link_lost"] {
-        let cut = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
-        assert_eq!(sample(&text, &cut), Some(0.0), "{reason}");
+        assert_eq!(sample(&text, &ended(reason)), Some(0.0), "{reason}");
     }
     for health in [processes.health, agent_health] {
         let held = sample(&scrape(health).await, "adit_held_bytes").expect("a gauge");
@@ -128,11 +124,7 @@ async fn a_thousand_paused_tunnels_on_one_link_do_not_stop_new_dials() {
     }
     // A reader that resumes gets every byte.
     for reader in paused.readers.iter_mut().take(5) {
-        let mut some = vec![0; 1_000_000];
-        within("bytes after the pause", reader.read_exact(&mut some))
-            .await
-            .expect("the tunnel lives");
-        assert!(some == targets::pattern(0, some.len()));
+        connect::hears(reader, &targets::pattern(0, 1_000_000)).await;
     }
 
     // Targets close first: bytes for a target that reads nothing linger for half a minute.

@@ -2,7 +2,6 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,25 +10,23 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
+use super::gone_behind_bytes::fill;
 use crate::support::clients::Kind;
 use crate::support::connect::hears;
-use crate::support::lanes::{BUSY, HITS, IDLE, value, warm};
-use crate::support::wait::{until, until_still, within};
+use crate::support::lanes::{BUSY, COPIED, HITS, IDLE, SPLICED, ended, value, warm};
+use crate::support::wait::{until, within};
 use crate::support::ways::engine_is_possible;
-use crate::support::world::{World, echo, endpoints_left, sample};
+use crate::support::world::{World, echo, endpoints_left, sample, scraped};
 use crate::support::{connect, targets};
 
 const PLAINTEXT: &str = "--lane-security=plaintext";
 const RAW: &str = "adit_tunnels_opened_total{path=\"raw-lane\"}";
 const USED: &str = "adit_lanes_closed_total{reason=\"used\"}";
-const COPIED: &str = "adit_relay_bytes_total{mover=\"copy\"}";
-const SPLICED: &str = "adit_relay_bytes_total{mover=\"splice\"}";
 
 /// A server and an agent that both have plaintext lanes.
 async fn plain(flags: &[&str]) -> (World, RunningAgent) {
     let flags = [&[PLAINTEXT], flags].concat();
-    let (world, agent) = World::warm(&flags, &flags).await;
-    (world, agent)
+    World::warm(&flags, &flags).await
 }
 
 /// Waits until this many lanes are used up and no lane is busy.
@@ -42,20 +39,17 @@ pub(super) async fn over(world: &World, tunnels: f64) {
 pub(super) async fn is_reset_by_its_target(world: &World) {
     let (port, _target) = targets::resetting().await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
-    stream.write_all(b"go").await.expect("taken");
-    let mut rest = Vec::new();
-    let _end = within("the end", stream.read_to_end(&mut rest)).await;
+    connect::say(&mut stream, b"go").await;
+    let _end = connect::end(&mut stream).await;
     over(world, 1.0).await;
-    let reset = "adit_tunnels_closed_total{reason=\"target_reset\"}";
-    world.server_metric(reset, 1.0).await;
+    world.ended("target_reset", 1.0).await;
 }
 
 /// A client leaves during its dial.
 pub(super) async fn cancels_a_dial(world: &World) {
     let target = targets::silent_host();
     let mut stream = world.client().await;
-    let head = connect::head(&target.address);
-    stream.write_all(&head).await.expect("taken");
+    connect::say(&mut stream, &connect::head(&target.address)).await;
     world.server_metric(BUSY, 1.0).await;
     drop(stream);
     over(world, 1.0).await;
@@ -97,8 +91,7 @@ async fn bytes_arrive_whole_with_either_engine() {
         })
         .await;
         // Client and target both sent EOF, so the server counts the tunnel as cleanly closed.
-        let clean = "adit_tunnels_closed_total{reason=\"clean\"}";
-        world.server_metric(clean, 1.0).await;
+        world.ended("clean", 1.0).await;
     }
 }
 
@@ -152,26 +145,19 @@ async fn a_burst_of_dials_succeeds() {
         let series = format!("adit_tunnels_opened_total{{path=\"{path}\"}}");
         assert!(value(&world, &series) > 0.0, "{path}");
     }
-    let lost = "adit_lanes_closed_total{reason=\"lost\"}";
-    assert_eq!(value(&world, lost), 0.0);
+    world.assert_no_lane_lost();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lanes_stay_encrypted_unless_both_ends_set_plaintext() {
     const MARK: &[u8] = b"nobody on the way may read this";
-    let (port, _target) = targets::echo().await;
-    let target = format!("127.0.0.1:{port}");
+    let (target, _echo) = targets::local_echo().await;
     for (server_flags, agent_flags, readable) in [
         (&[PLAINTEXT][..], &[][..], false),
         (&[], &[PLAINTEXT], false),
         (&[PLAINTEXT], &[PLAINTEXT], true),
     ] {
-        let world = World::start(server_flags).await;
-        let tap = Tap::on(world.server().agents).await;
-        let port = tap.address.port();
-        let _agent = world.agent_of(port, "agent-1", agent_flags).await;
-        world.links(1).await;
-        warm(&world).await;
+        let (world, _agent, tap) = tapped(server_flags, agent_flags).await;
         let mut stream = connect::open(&world.connect(), &target).await;
         connect::echo(&mut stream, MARK).await;
         let mut tunnel = world.tunnel(&target).await;
@@ -211,11 +197,9 @@ async fn a_tunnel_half_closed_and_silent_is_cut() {
     let (port, _target) = targets::deaf().await;
     let mut stream = connect::open(&world.connect(), &format!("127.0.0.1:{port}")).await;
     stream.shutdown().await.expect("a half-close");
-    let mut rest = Vec::new();
-    let _end = within("the end", stream.read_to_end(&mut rest)).await;
+    let _end = connect::end(&mut stream).await;
     over(&world, 1.0).await;
-    let idle = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
-    world.server_metric(idle, 1.0).await;
+    world.ended("half_closed_idle", 1.0).await;
 }
 
 /// Opens a tunnel on a raw lane. A tunnel that leaves fewer than two lanes idle has frames instead.
@@ -247,16 +231,7 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
     let mut stuck = open_raw_tunnel(&world, &format!("127.0.0.1:{port}")).await;
     // On a lane with frames the EOF behind queued bytes would not be read.
     assert_eq!(value(&world, RAW), 3.0);
-    let (block, sent) = (vec![7; 64 * 1024], AtomicU64::new(0));
-    let sending = async {
-        while let Ok(count) = stuck.write(&block).await {
-            sent.fetch_add(count as u64, Relaxed);
-        }
-    };
-    tokio::select! {
-        () = sending => panic!("the tunnel is cut before its end"),
-        () = until_still("nobody takes more", || sent.load(Relaxed)) => (),
-    }
+    fill(&mut stuck).await;
     drop(stuck);
 
     reading.shutdown().await.expect("a half-close");
@@ -266,18 +241,13 @@ async fn a_stuck_half_close_is_cut(engine: &str) {
             tokio::time::sleep(PACE).await;
         }
     };
-    let idle = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
     tokio::select! {
         () = slowly => panic!("a tunnel that moves is cut"),
-        () = world.server_metric(idle, 1.0) => (),
+        () = world.ended("half_closed_idle", 1.0) => (),
     }
     endpoints_left(&agent, 2).await;
     assert_eq!(value(&world, BUSY), 2.0);
-    let mut all = vec![0; 1_000_000];
-    within("bytes after the pause", paused.read_exact(&mut all))
-        .await
-        .expect("the tunnel lives");
-    assert!(all == targets::pattern(0, all.len()));
+    hears(&mut paused, &targets::pattern(0, 1_000_000)).await;
 }
 
 /// Limit (times): A half-closed and silent tunnel
@@ -302,15 +272,13 @@ async fn a_server_or_agent_that_stops_ends_its_tunnels() {
         } else {
             agent.stop().await;
         }
-        let mut rest = Vec::new();
-        let _end = within("the end", stream.read_to_end(&mut rest)).await;
+        let _end = connect::end(&mut stream).await;
         let reason = if server_stops {
             "shutdown"
         } else {
             "target_reset"
         };
-        let series = format!("adit_tunnels_closed_total{{reason=\"{reason}\"}}");
-        until(reason, || sample(&scrape.text(), &series) == Some(1.0)).await;
+        scraped(&scrape, &ended(reason), 1.0).await;
     }
 }
 
@@ -322,28 +290,18 @@ async fn a_stopping_server_ends_tunnels_without_any_bytes() {
     let target = format!("127.0.0.1:{port}");
     let mut stream = connect::open(&world.connect(), &target).await;
     let scrape = world.server().metrics.scrape();
-    let agents = agent.metrics.clone();
     world.stop_server(Duration::ZERO).await;
-    let mut rest = Vec::new();
-    let _end = within("the end", stream.read_to_end(&mut rest)).await;
-    let shutdown = "adit_tunnels_closed_total{reason=\"shutdown\"}";
-    until("the tunnel is over", || {
-        sample(&scrape.text(), shutdown) == Some(1.0)
-    })
-    .await;
+    let _end = connect::end(&mut stream).await;
+    scraped(&scrape, &ended("shutdown"), 1.0).await;
     // The tunnel is cut in both directions. A half-close would leave the connection to this target open.
-    until("the target is left alone", || {
-        agents.open_endpoint_connections() == 0
-    })
-    .await;
+    endpoints_left(&agent, 0).await;
 }
 
 /// As above, for a client that could mistake a FIN for the EOF of a silent target.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopping_server_resets_clients_of_tunnels_without_any_bytes() {
     let flags = [&[PLAINTEXT], Kind::Tcp.flags()].concat();
-    let (mut world, _agent) = World::linked(&flags, &[PLAINTEXT]).await;
-    warm(&world).await;
+    let (mut world, _agent) = World::warm(&flags, &[PLAINTEXT]).await;
     let (port, _target) = targets::deaf().await;
     let mut stream = Kind::Tcp.open(&world, &format!("127.0.0.1:{port}")).await;
     let scrape = world.server().metrics.scrape();
@@ -352,21 +310,30 @@ async fn a_stopping_server_resets_clients_of_tunnels_without_any_bytes() {
     let seen = end.map_err(|error| error.kind());
     assert_eq!(seen, Err(ErrorKind::ConnectionReset));
     // The tunnel had no frames.
-    until("its lane is used up", || {
-        sample(&scrape.text(), USED) == Some(1.0)
-    })
-    .await;
+    scraped(&scrape, USED, 1.0).await;
+}
+
+/// A server and an agent with warm lanes, and the bytes between them.
+pub(super) async fn tapped(of_server: &[&str], of_agent: &[&str]) -> (World, RunningAgent, Tap) {
+    let world = World::start(of_server).await;
+    let tap = Tap::on(world.server().agents).await;
+    let agent = world
+        .agent_of(tap.address.port(), "agent-1", of_agent)
+        .await;
+    world.links(1).await;
+    warm(&world).await;
+    (world, agent, tap)
 }
 
 /// Records the bytes between an agent and its server.
 pub(super) struct Tap {
-    pub(super) address: SocketAddr,
+    address: SocketAddr,
     seen: Arc<Mutex<Vec<Vec<u8>>>>,
     _accepting: JoinSet<()>,
 }
 
 impl Tap {
-    pub(super) async fn on(server: SocketAddr) -> Self {
+    async fn on(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("it is bound");
         let seen = Arc::new(Mutex::new(Vec::new()));

@@ -8,14 +8,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use adit_testkit::certificates::ThrowawayFiles;
+use adit_testkit::http;
 use adit_testkit::platforms::{End, PLATFORMS, Platform};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -43,7 +42,7 @@ fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Resul
     let task = json!({
         "program": program,
         "called": end.called,
-        "health": end.health,
+        "health": end.health(),
         "flags": end.flags,
         "files": files.dir(),
         "dir": dir,
@@ -179,14 +178,8 @@ fn inside() {
 }
 
 fn healthy(port: u16) -> bool {
-    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) else {
-        return false;
-    };
-    let asked = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-    let mut answer = String::new();
-    asked.is_ok()
-        && stream.read_to_string(&mut answer).is_ok()
-        && answer.starts_with("HTTP/1.1 200")
+    let answer = http::get(([127, 0, 0, 1], port).into(), "/healthz");
+    answer.is_ok_and(|answer| answer.status == 200)
 }
 
 /// Makes the platforms' folders writable with overlays, and writes the files that the flags name.

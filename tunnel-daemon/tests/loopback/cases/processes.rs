@@ -1,5 +1,7 @@
 //! The real binary: killed, ended by signals, and called by other names.
 
+use std::iter;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rand::{Rng as _, SeedableRng as _};
@@ -7,16 +9,15 @@ use rustix::process::Signal;
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
+use crate::support::lanes::{LINKS, TARGETS};
 use crate::support::process::{
     Process, access_events, descriptors_without_lanes, metric, no_descriptor_left,
 };
 use crate::support::raw::Connection;
-use crate::support::wait::{until, within, within_for};
+use crate::support::wait::{eventually, until, within, within_for};
 use crate::support::world::World;
 use crate::support::{connect, ports, targets};
 
-const ENDPOINTS: &str = "konnectivity_network_proxy_agent_open_endpoint_connections";
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 /// Limit for new dials to work again after a kill -9.
 const RECOVERED: Duration = Duration::from_secs(5);
 
@@ -47,6 +48,19 @@ impl Processes {
         let flags = [&["--log-format=json"], flags].concat();
         let args = self.world.agent_args(id, self.agents.port(), &flags);
         Process::start(id, &args, self.world.dir.path())
+    }
+
+    /// As [`Processes::start`], with a linked agent, `agent-1`.
+    pub(super) async fn linked(flags: &[&str], of_agent: &[&str]) -> (Self, Process) {
+        let processes = Self::start(flags).await;
+        let agent = processes.agent("agent-1", of_agent);
+        processes.links(1.0).await;
+        (processes, agent)
+    }
+
+    /// Waits until the server has this many agents.
+    pub(super) async fn links(&self, count: f64) {
+        metric(self.health, LINKS, count).await;
     }
 
     /// Dials until one works; fails after [`RECOVERED`].
@@ -96,9 +110,9 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
     let (killed_target, kept_target) = (format!("127.0.0.1:{port}"), format!("127.0.0.2:{port}"));
     let flags = ["--agent-identifiers=ipv4=127.0.0.1"];
     let mut agent = processes.agent("killed", &flags);
-    metric(processes.health, LINKS, 2.0).await;
+    processes.links(2.0).await;
     processes.world.assert_serves(&kept_target).await;
-    metric(kept_health, ENDPOINTS, 0.0).await;
+    metric(kept_health, TARGETS, 0.0).await;
     let server_fds = descriptors_without_lanes(&processes.server, processes.health).await;
     let kept_fds = descriptors_without_lanes(&kept, kept_health).await;
     let mut random = rand::rngs::StdRng::seed_from_u64(15);
@@ -134,7 +148,7 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
         metric(processes.health, &series, 0.0).await;
     }
     metric(processes.health, "adit_held_bytes", 0.0).await;
-    metric(kept_health, ENDPOINTS, 0.0).await;
+    metric(kept_health, TARGETS, 0.0).await;
     metric(kept_health, "adit_held_bytes", 0.0).await;
     no_descriptor_left(&processes.server, processes.health, server_fds).await;
     no_descriptor_left(&kept, kept_health, kept_fds).await;
@@ -148,7 +162,7 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
         while cut.join_next().await.is_some() {}
     })
     .await;
-    metric(kept_health, ENDPOINTS, 0.0).await;
+    metric(kept_health, TARGETS, 0.0).await;
     let args = processes
         .world
         .server_args(&processes.agents.port().to_string());
@@ -156,7 +170,7 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
     processes.health = processes.server.address("health");
     processes.recovered(&kept_target).await;
     processes.recovered(&killed_target).await;
-    metric(processes.health, LINKS, 2.0).await;
+    processes.links(2.0).await;
     no_descriptor_left(&kept, kept_health, kept_fds).await;
 }
 
@@ -167,11 +181,9 @@ async fn killed_agents_servers_and_clients_end_only_their_own_tunnels() {
 async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
     let (target, _echo) = targets::local_echo().await;
     let grace = Duration::from_secs(1);
-    let mut processes = Processes::start(&["--shutdown-grace=1s"]).await;
-    let mut agent = processes.agent("a", &["--shutdown-grace=1s"]);
-    metric(processes.health, LINKS, 1.0).await;
-    let connection = Connection::client(&processes.world).await;
-    let mut call = connection.proxy().await;
+    let flags = ["--shutdown-grace=1s"];
+    let (mut processes, mut agent) = Processes::linked(&flags, &flags).await;
+    let (connection, mut call) = Connection::proxied(&processes.world).await;
     let conn = call.open(1, &target).await;
     call.echo(conn, b"open").await;
     let _idle = connection.proxy().await;
@@ -188,9 +200,9 @@ async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
         "it did not wait for its tunnels"
     );
 
-    metric(processes.health, LINKS, 0.0).await;
+    processes.links(0.0).await;
     let agent = processes.agent("b", &[]);
-    metric(processes.health, LINKS, 1.0).await;
+    processes.links(1.0).await;
     let mut call = connection.proxy().await;
     call.open(2, &target).await;
     processes.server.signal(Signal::TERM);
@@ -201,9 +213,7 @@ async fn sigterm_ends_both_programs_within_their_grace_whatever_clients_do() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn second_signal_ends_the_server_at_once() {
     let (target, _echo) = targets::local_echo().await;
-    let mut processes = Processes::start(&["--shutdown-grace=60s"]).await;
-    let _agent = processes.agent("a", &[]);
-    metric(processes.health, LINKS, 1.0).await;
+    let (mut processes, _agent) = Processes::linked(&["--shutdown-grace=60s"], &[]).await;
     let _open = connect::open(&processes.world.connect(), &target).await;
     processes.server.signal(Signal::TERM);
     processes.server.logs("shutting down").await;
@@ -236,6 +246,37 @@ async fn compat() -> World {
     world
 }
 
+/// Upstream's flags of a server with this socket, and with agent, health and admin ports.
+pub(super) fn compat_server(world: &World, socket: PathBuf, ports: [u16; 3]) -> Vec<String> {
+    let file = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
+    let [agents, health, admin] = ports;
+    vec![
+        file("uds-name", socket),
+        "--server-port=0".to_owned(),
+        format!("--agent-port={agents}"),
+        format!("--health-port={health}"),
+        format!("--admin-port={admin}"),
+        file("cluster-cert", world.files.cert("server")),
+        file("cluster-key", world.files.key("server")),
+        file("cluster-ca-cert", world.files.ca_file()),
+    ]
+}
+
+/// Upstream's flags of an agent of the server at this port, with health and admin ports.
+pub(super) fn compat_agent(world: &World, server: u16, ports: [u16; 2]) -> Vec<String> {
+    let file = |flag: &str, path: PathBuf| format!("--{flag}={}", path.display());
+    let [health, admin] = ports;
+    vec![
+        "--proxy-server-host=127.0.0.1".to_owned(),
+        format!("--proxy-server-port={server}"),
+        format!("--health-server-port={health}"),
+        format!("--admin-server-port={admin}"),
+        file("ca-cert", world.files.ca_file()),
+        file("agent-cert", world.files.cert("agent")),
+        file("agent-key", world.files.key("agent")),
+    ]
+}
+
 /// A linked server and agent with upstream's names and flags, and the server's health port.
 pub(super) async fn upstreams_flags(
     world: &World,
@@ -244,44 +285,26 @@ pub(super) async fn upstreams_flags(
 ) -> (Process, Process, std::net::SocketAddr) {
     // Upstream's flags do not accept port 0. No other test gets these ports.
     let [agents, health, admin, agent_health, agent_admin] = free_ports();
-    let file = |path: std::path::PathBuf| path.display().to_string();
     let dir = world.dir.path();
     let socket = if mode.ends_with("grpc") {
         world.grpc()
     } else {
         world.connect()
     };
-    let mut server = vec![
-        file(dir.join("proxy-server")),
-        format!("--uds-name={}", file(socket)),
-        mode.to_owned(),
-        "--server-port=0".to_owned(),
-        format!("--agent-port={agents}"),
-        format!("--health-port={health}"),
-        format!("--admin-port={admin}"),
-        format!("--cluster-cert={}", file(world.files.cert("server"))),
-        format!("--cluster-key={}", file(world.files.key("server"))),
-        format!("--cluster-ca-cert={}", file(world.files.ca_file())),
-        "--v=2".to_owned(),
-    ];
-    server.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    let agent = [
-        file(dir.join("proxy-agent")),
-        "--proxy-server-host=127.0.0.1".to_owned(),
-        format!("--proxy-server-port={agents}"),
-        format!("--ca-cert={}", file(world.files.ca_file())),
-        format!("--agent-cert={}", file(world.files.cert("agent"))),
-        format!("--agent-key={}", file(world.files.key("agent"))),
-        format!("--health-server-port={agent_health}"),
-        format!("--admin-server-port={agent_admin}"),
-    ];
-    let server = Process::start_program("compat-server", &dir.join("proxy-server"), &server, dir);
-    let agent = Process::start_program("compat-agent", &dir.join("proxy-agent"), &agent, dir);
+    let start = |name: &str, own: Vec<String>, flags: &[&str]| {
+        let program = dir.join(name);
+        let called = program.display().to_string();
+        let flags = flags.iter().map(|flag| (*flag).to_owned());
+        let args: Vec<String> = iter::once(called).chain(own).chain(flags).collect();
+        Process::start_program(&format!("compat-{name}"), &program, &args, dir)
+    };
+    let own = compat_server(world, socket, [agents, health, admin]);
+    let server = start("proxy-server", own, &[&[mode, "--v=2"], flags].concat());
+    let own = compat_agent(world, agents, [agent_health, agent_admin]);
+    let agent = start("proxy-agent", own, &[]);
     let health = std::net::SocketAddr::from(([127, 0, 0, 1], health));
-    within("the server listens", async {
-        while tokio::net::TcpStream::connect(health).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    eventually("the server listens", async || {
+        tokio::net::TcpStream::connect(health).await.is_ok()
     })
     .await;
     metric(health, LINKS, 1.0).await;
@@ -346,14 +369,11 @@ async fn each_client_has_one_access_event_with_its_bytes_and_end() {
     let (port, _target) = targets::echo().await;
     let (_held, closed) = targets::closed_port();
     let (target, closed) = (format!("127.0.0.1:{port}"), closed.to_string());
-    let processes = Processes::start(&[]).await;
-    let _agent = processes.agent("agent-7", &[]);
-    metric(processes.health, LINKS, 1.0).await;
+    let (processes, _agent) = Processes::linked(&[], &[]).await;
     let mut stream = connect::open(&processes.world.connect(), &target).await;
     connect::echo(&mut stream, b"five.").await;
     drop(stream);
-    let connection = Connection::client(&processes.world).await;
-    let mut call = connection.proxy().await;
+    let (connection, mut call) = Connection::proxied(&processes.world).await;
     let conn = call.open(1, &target).await;
     call.echo(conn, b"and seven").await;
     drop(call);
@@ -387,9 +407,9 @@ async fn each_client_has_one_access_event_with_its_bytes_and_end() {
         .collect();
     seen.sort();
     let expected = [
-        ["grpc", "agent-7", &target, "9", "9", "client_gone"],
+        ["grpc", "agent-1", &target, "9", "9", "client_gone"],
         ["http-connect", "", &closed, "null", "null", "other"],
-        ["http-connect", "agent-7", &target, "5", "5", "clean"],
+        ["http-connect", "agent-1", &target, "5", "5", "clean"],
     ];
     assert_eq!(seen, expected.map(|row| row.map(str::to_owned)));
 }
@@ -398,11 +418,8 @@ async fn each_client_has_one_access_event_with_its_bytes_and_end() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_disconnects_after_a_stall_of_ten_seconds_is_logged() {
     let (port, _target) = targets::source(1 << 30).await;
-    let processes = Processes::start(&[]).await;
-    let _agent = processes.agent("a", &[]);
-    metric(processes.health, LINKS, 1.0).await;
-    let connection = Connection::client(&processes.world).await;
-    let mut call = connection.proxy().await;
+    let (processes, _agent) = Processes::linked(&[], &[]).await;
+    let (connection, mut call) = Connection::proxied(&processes.world).await;
     call.open(1, &format!("127.0.0.1:{port}")).await;
     // The client's window fills, and the client reads no more. The subject of this test is the time.
     tokio::time::sleep(Duration::from_secs(11)).await;

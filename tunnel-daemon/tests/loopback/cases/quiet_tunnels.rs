@@ -50,10 +50,8 @@ async fn half_closed_and_stuck_tunnels_take_no_cpu_time() {
     let ways = [link].into_iter().chain(lanes);
     let test = "half_closed_and_stuck_tunnels_take_no_cpu_time";
     for (way, flags) in ways.filter(|(way, _)| way.is_none_or(|way| way.is_possible(test))) {
-        let world = World::start(flags).await;
         let agent_flags = if way.is_some() { flags } else { &[] };
-        let _agent = world.agent("agent-1", agent_flags).await;
-        world.links(1).await;
+        let (world, _agent) = World::linked(flags, agent_flags).await;
         // The first byte tells the target how to behave.
         let (port, _target) = targets::serve(|mut stream| async move {
             let does = stream.read_u8().await?;

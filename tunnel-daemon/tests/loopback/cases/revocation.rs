@@ -1,10 +1,11 @@
 //! Agents whose certificates become invalid while they are connected.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use adit_testkit::certificates::{self, ThrowawayCa, ThrowawayFiles, Usage};
 
+use super::deny::replace as write;
 use crate::support::lanes::{value, warm};
 use crate::support::targets;
 use crate::support::wait::{until, within_for};
@@ -17,13 +18,6 @@ const HANDSHAKES: &str = "adit_handshakes_failed_total{reason=\"failed\"}";
 
 fn crl(files: &ThrowawayFiles) -> PathBuf {
     files.dir().join("crl.pem")
-}
-
-/// Replaces the file by a rename, as an editor saves it.
-fn write(path: &Path, text: &str) {
-    let new = path.with_extension("new");
-    std::fs::write(&new, text).expect("a file");
-    std::fs::rename(&new, path).expect("a file");
 }
 
 /// Writes a revocation list of the world's CA that contains the certificates of these names.
@@ -64,9 +58,7 @@ async fn an_agent_whose_certificate_is_revoked_loses_its_link_and_its_tunnels() 
     let second: Vec<&str> = second.iter().map(String::as_str).collect();
     let other = [&second[..], &["--agent-identifiers=host=elsewhere"]].concat();
     let other = world.agent("agent-2", &other).await;
-    let agent = world
-        .agent("agent-1", &["--agent-identifiers=ipv4=127.0.0.1"])
-        .await;
+    let agent = world.agent_for("agent-1", "ipv4=127.0.0.1").await;
     world.links(2).await;
     warm(&world).await;
     let mut on_lane = world.tunnel(&target).await;

@@ -34,7 +34,7 @@ async fn signals_reread_files_and_switch_debug_logging_and_end_neither_program()
     let admin = "--admin-socket={certs}/admin.sock";
     let mut world = World::start(&["--log-format=json", admin]).await;
     world.stop_server(std::time::Duration::ZERO).await;
-    let socket = world.files.dir().join("admin.sock");
+    let socket = world.admin_socket();
     let default = "--default-signal=HUP";
     let server = start(&world, default, "server", &world.server_args("0"));
     let (agents, health) = (server.address("agents"), server.address("health"));
@@ -109,7 +109,7 @@ async fn a_hangup_that_was_ignored_at_the_start_stays_ignored() {
         .world
         .agent_args("a", processes.agents.port(), &["--log-format=json"]);
     let agent = start(&processes.world, "--ignore-signal=HUP", "nohup", &args);
-    metric(processes.health, LINKS, 1.0).await;
+    processes.links(1.0).await;
     agent.signal(Signal::HUP);
     agent.signal(Signal::USR1);
     logs(&agent, "debug logging is on", 1).await;

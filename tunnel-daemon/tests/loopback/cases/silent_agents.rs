@@ -10,7 +10,6 @@ use crate::support::process::{Process, ask, metric};
 use crate::support::wait::{until, within};
 use crate::support::{connect, targets};
 
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 const SILENT: &str = "adit_links_silent";
 /// Less than the 25 s after which a dial to a stopped agent fails, with room for a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(15);
@@ -38,7 +37,7 @@ async fn a_stopped_agent_is_avoided_until_it_responds_again() {
     let (target, _echo) = targets::local_echo().await;
     let processes = Processes::start(&[]).await;
     let (one, other) = (processes.agent("one", &[]), processes.agent("other", &[]));
-    metric(processes.health, LINKS, 2.0).await;
+    processes.links(2.0).await;
     serves(&processes, &target).await;
     stop(&one).await;
     // The tests of `adit_net::grpc` cover how soon this happens, with a clock of their own.
@@ -67,9 +66,7 @@ async fn a_stopped_agent_is_avoided_until_it_responds_again() {
 /// Limit (times): A silent agent
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_only_agent_is_silent_is_not_ready_until_it_responds() {
-    let processes = Processes::start(&[]).await;
-    let agent = processes.agent("only", &[]);
-    metric(processes.health, LINKS, 1.0).await;
+    let (processes, agent) = Processes::linked(&[], &[]).await;
     stop(&agent).await;
     metric(processes.health, SILENT, 1.0).await;
     let ready = ask(processes.health, "/readyz").await;

@@ -4,11 +4,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::support::process::{Process, at_least, metric};
+use crate::support::process::{Process, at_least, metric, raise_descriptor_limit};
 use crate::support::targets;
 use crate::support::world::World;
 
@@ -34,13 +33,8 @@ async fn stranger(server: SocketAddr, last: u8) -> TcpStream {
 /// Limit (peers): TLS connections before their handshake
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_and_slow_peers_block_no_agent() {
-    // Each peer takes a descriptor of this process. The limit is raised as the programs raise theirs.
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
+    // Each peer takes a descriptor of this process.
+    raise_descriptor_limit();
     let (target, _echo) = targets::local_echo().await;
     let mut world = World::start(&["--log-format=json"]).await;
     world.stop_server(Duration::ZERO).await;

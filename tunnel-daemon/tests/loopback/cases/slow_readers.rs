@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt as _;
-
 use super::lane_processes::Pair;
-use crate::support::lanes::{HITS, IDLE};
+use crate::support::lanes::{HITS, IDLE, closed};
 use crate::support::process::{at_least, value};
-use crate::support::wait::{until_still, within};
+use crate::support::wait::until_still;
 use crate::support::ways::Way;
 use crate::support::{connect, targets};
 
@@ -58,10 +56,7 @@ async fn read_slowly(way: Way) {
     );
     // The first tunnel allocates what is allocated once for good.
     let mut first = connect::open(&socket, &target).await;
-    let mut some = vec![0; 4_000_000];
-    within("bytes", first.read_exact(&mut some))
-        .await
-        .expect("the tunnel lives");
+    connect::take(&mut first, 4_000_000).await;
     drop(first);
     pair.assert_at_rest().await;
     at_least(health, IDLE, 4.0).await;
@@ -82,10 +77,7 @@ async fn read_slowly(way: Way) {
     let mut turns = tokio::time::interval(Duration::from_secs(1) / TURNS);
     for turn in 1..=SECONDS * TURNS {
         turns.tick().await;
-        let mut some = vec![0; RATE / TURNS as usize];
-        within("bytes", stream.read_exact(&mut some))
-            .await
-            .expect("the tunnel lives");
+        let some = connect::take(&mut stream, RATE / TURNS as usize).await;
         assert!(
             some == targets::pattern(at, some.len()),
             "bytes from {at} on"
@@ -104,17 +96,11 @@ async fn read_slowly(way: Way) {
     // The kernel's buffers are full, so TCP stops the target.
     assert!(pair.agent.tcp_queue_bytes() > 0);
     // No bytes were lost meanwhile.
-    let mut some = vec![0; 2_000_000];
-    within("bytes after the pause", stream.read_exact(&mut some))
-        .await
-        .expect("the tunnel lives");
+    let some = connect::take(&mut stream, 2_000_000).await;
     assert!(some == targets::pattern(at, some.len()));
     drop(stream);
     pair.assert_at_rest().await;
-    assert_eq!(
-        value(health, "adit_lanes_closed_total{reason=\"lost\"}").await,
-        0.0
-    );
+    assert_eq!(value(health, &closed("lost")).await, 0.0);
 }
 
 /// The paths run at the same time, since they wait more than they compute.

@@ -182,12 +182,9 @@ fn agent(world: &World, names: &NameServer) -> Process {
     let dir = world.dir.path();
     let conf = dir.join("resolv.conf");
     fs::write(&conf, format!("nameserver {}\n", names.ip)).expect("a file");
-    let mut args: Vec<String> = world
-        .agent_args("agent-1", 1, &["--log-format=json"])
-        .into_iter()
-        .filter(|arg| !arg.starts_with("--proxy-server-host"))
-        .collect();
-    args.push(format!("--proxy-server-host=srv:{SERVICE}"));
+    let service = format!("--proxy-server-host=srv:{SERVICE}");
+    let flags = ["--log-format=json", "!--proxy-server-host", &service];
+    let args = world.agent_args("agent-1", 1, &flags);
     with_resolver(&conf, "agent-1", &args, dir)
 }
 
@@ -286,15 +283,7 @@ async fn a_host_that_the_certificate_does_not_name_is_refused() {
 async fn all_servers_behind_one_name_are_found() {
     let flags = ["--server-count=2", "--log-format=json"];
     let world = World::start(&flags).await;
-    let args: Vec<String> = world
-        .server_args("0")
-        .into_iter()
-        .filter(|arg| !arg.starts_with("--frontend"))
-        .chain([format!(
-            "--frontend=grpc=unix:{}",
-            world.dir.path().join("second.sock").display()
-        )])
-        .collect();
+    let args = world.other_args("0", ".second");
     let second = Process::start("server-2", &args, world.dir.path());
     let records = [world.server().agents, second.address("agents")];
     let records = records.map(|address| Record::of(address.port()));

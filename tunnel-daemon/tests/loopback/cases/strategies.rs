@@ -4,11 +4,9 @@ use adit::status::Socket;
 use adit::status::model::Status;
 
 use super::processes::Processes;
-use crate::support::process::{ask, metric};
+use crate::support::process::ask;
 use crate::support::wait::until;
 use crate::support::{connect, targets};
-
-const LINKS: &str = "adit_links{peer=\"adit\"}";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_ready_by_whichever_strategy_finds_an_agent() {
@@ -26,13 +24,13 @@ async fn a_server_is_ready_by_whichever_strategy_finds_an_agent() {
     );
 
     let mut agent = processes.agent("edge", &["--agent-identifiers=default-route=true"]);
-    metric(processes.health, LINKS, 1.0).await;
+    processes.links(1.0).await;
     let mut stream = connect::open(&processes.world.connect(), &target).await;
     connect::echo(&mut stream, b"served by the second strategy").await;
     let ready = ask(processes.health, "/readyz?verbose").await;
     let lines = "[-]strategy destHost: no agent\n[+]strategy defaultRoute: ready\n";
     assert!(ready.contains(" 200 ") && ready.contains(lines), "{ready}");
-    let socket = processes.world.files.dir().join("admin.sock");
+    let socket = processes.world.admin_socket();
     let status: Status = Socket::new(&socket).ask("/v1/status").expect("an answer");
     let states = status.strategies.iter();
     let states: Vec<_> = states
@@ -56,7 +54,7 @@ async fn a_server_is_ready_by_whichever_strategy_finds_an_agent() {
     .await;
 
     let other = processes.agent("other", &[]);
-    metric(processes.health, LINKS, 1.0).await;
+    processes.links(1.0).await;
     let ready = ask(processes.health, "/readyz").await;
     let unmatched = "agents are connected, but --proxy-strategies finds none of them";
     assert!(

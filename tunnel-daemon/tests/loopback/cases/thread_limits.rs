@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use adit_testkit::certificates::Usage;
 
+use super::least_privilege::deadly;
 use crate::support::blocking;
-use crate::support::confined::{self, Profile, Rights};
+use crate::support::confined::{self, Rights};
 use crate::support::process::{Process, ask, at_least};
 use crate::support::skip::skip_unprivileged;
 use crate::support::targets;
@@ -29,10 +30,9 @@ fn with_least_threads(world: &World, name: &str, args: &[String], up: &str) -> P
         confined::give(world.dir.path(), user);
         confined::give(world.files.dir(), user);
         let rights = Rights {
-            profile: Profile::of(name),
-            deadly: true,
             user: Some(user),
             threads: Some(threads),
+            ..deadly(name)
         };
         let label = format!("{name}-{threads}");
         let mut process = confined::start(&label, &rights, args, world.dir.path());

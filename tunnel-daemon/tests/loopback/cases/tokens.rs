@@ -11,10 +11,10 @@ use tokio::io::AsyncReadExt as _;
 
 use crate::support::api::{self, FakeApi, Fault};
 use crate::support::lanes;
-use crate::support::raw::{Call, Connection};
+use crate::support::raw::{Call, Connection, grpc_status};
 use crate::support::stub_lane::Stub;
 use crate::support::wait::{until, within};
-use crate::support::world::{World, sample};
+use crate::support::world::World;
 use crate::support::{node, targets, tls};
 
 const AGENT: &str = "system:serviceaccount:kube-system:konnectivity-agent";
@@ -83,8 +83,8 @@ impl Tokens {
 
     /// A connection to the agent port without a certificate.
     pub(super) async fn stranger(&self) -> Connection {
-        let ca = self.world.files.ca_file();
-        let stream = tls::dial(self.world.server().agents, &ca, None).await;
+        let agents = self.world.server().agents;
+        let stream = tls::dial_to(&self.world, b"h2", agents, None).await;
         Connection::over(stream.expect("a handshake")).await
     }
 
@@ -115,16 +115,11 @@ impl Tokens {
             !headers.contains_key("serverid"),
             "a refused agent sees no server id"
         );
-        let text = |name| {
-            let value = headers.get(name).and_then(|value| value.to_str().ok());
-            value.unwrap_or_default().to_owned()
-        };
-        (text("grpc-status"), text("grpc-message"))
+        grpc_status(&headers)
     }
 
     fn value(&self, series: &str) -> f64 {
-        sample(&self.world.server().metrics.scrape().text(), series)
-            .unwrap_or_else(|| panic!("no {series}"))
+        lanes::value(&self.world, series)
     }
 }
 
@@ -140,48 +135,34 @@ async fn a_refused_token_gets_upstreams_error_text() {
     let validate = "Failed to validate authentication token, err:lookup failed: ";
     // Upstream passes on the words of the API server, to callers that have proved nothing.
     let generic = "the Kubernetes API did not accept the review; the server's log says why";
+    let claims = |sub: &str, audience: &str, expiry: u64| {
+        vec![of(json!({"sub": sub, "aud": audience, "exp": expiry}))]
+    };
+    let account = |namespace: &str, name: &str| {
+        let subject = format!("system:serviceaccount:{namespace}:{name}");
+        claims(&subject, AUDIENCE, in_time)
+    };
+    let invalid = format!("{validate}service account jwt not valid");
+    let namespace = "incoming request from \"a\" namespace. Expected \"kube-system\"";
+    let name = "incoming request from \"a\" service account. Expected \"konnectivity-agent\"";
+    let absent = "Authentication context was not found in metadata".to_owned();
+    let twice = "too many (2) tokens are received".to_owned();
+    let scheme = "received token does not have \"Bearer \" prefix".to_owned();
     for (values, text) in [
+        (vec![], absent),
+        (vec![good.clone(), good.clone()], twice),
+        (vec![good.replace("Bearer", "bearer")], scheme),
+        (vec!["Bearer opaque".to_owned()], invalid.clone()),
+        (claims(AGENT, AUDIENCE, 1_000_000), invalid.clone()),
+        (claims(AGENT, "other", in_time), invalid),
         (
-            vec![],
-            "Authentication context was not found in metadata".to_owned(),
+            account("a", "konnectivity-agent"),
+            format!("{validate}{namespace}"),
         ),
-        (
-            vec![good.clone(), good.clone()],
-            "too many (2) tokens are received".to_owned(),
-        ),
-        (
-            vec![good.replace("Bearer", "bearer")],
-            "received token does not have \"Bearer \" prefix".to_owned(),
-        ),
-        (
-            vec!["Bearer opaque".to_owned()],
-            format!("{validate}service account jwt not valid"),
-        ),
-        (
-            vec![of(json!({"sub": AGENT, "aud": AUDIENCE, "exp": 1_000_000}))],
-            format!("{validate}service account jwt not valid"),
-        ),
-        (
-            vec![of(json!({"sub": AGENT, "aud": "other", "exp": in_time}))],
-            format!("{validate}service account jwt not valid"),
-        ),
-        (
-            vec![of(
-                json!({"sub": "system:serviceaccount:a:konnectivity-agent", "aud": AUDIENCE, "exp": in_time}),
-            )],
-            format!("{validate}incoming request from \"a\" namespace. Expected \"kube-system\""),
-        ),
-        (
-            vec![of(
-                json!({"sub": "system:serviceaccount:kube-system:a", "aud": AUDIENCE, "exp": in_time}),
-            )],
-            format!(
-                "{validate}incoming request from \"a\" service account. Expected \"konnectivity-agent\""
-            ),
-        ),
+        (account("kube-system", "a"), format!("{validate}{name}")),
         // A token of another cluster: its claims are right, but its signature is not.
         (
-            vec![of(json!({"sub": AGENT, "aud": AUDIENCE, "exp": in_time}))],
+            claims(AGENT, AUDIENCE, in_time),
             format!("{validate}{generic}"),
         ),
     ] {

@@ -5,11 +5,13 @@ use adit::demo::grpc_client::{ClientError, GrpcTunnel};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio_rustls::client::TlsStream;
 
 use super::hostile_agents::turned_away;
 
 use crate::support::connect::{hears, say};
+use crate::support::lanes::TUNNELS;
 use crate::support::raw::Connection;
 use crate::support::skip::has_v6;
 use crate::support::targets::{Sum, pattern};
@@ -25,12 +27,7 @@ async fn both_frontends_carry_an_echo() {
     let (world, _agent) = World::with_agent().await;
     world.assert_serves(&format!("127.0.0.1:{port}")).await;
     world.assert_serves(&format!("localhost:{port}")).await;
-    world
-        .server_metric(
-            "konnectivity_network_proxy_server_established_connections",
-            0.0,
-        )
-        .await;
+    world.server_metric(TUNNELS, 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -49,10 +46,8 @@ async fn downloads_arrive_whole_before_the_close() {
     assert_eq!(sum, expected, "gRPC");
 
     let mut stream = connect::open(&world.connect(), &target).await;
-    let mut all = Vec::new();
-    within("the download", stream.read_to_end(&mut all))
-        .await
-        .expect("a clean end");
+    let (all, end) = connect::end(&mut stream).await;
+    end.expect("a clean end");
     assert_eq!(Sum::of(&all), expected, "HTTP-CONNECT");
 }
 
@@ -70,6 +65,13 @@ async fn connect_client_may_half_close_and_still_read() {
     assert_eq!(seen.recv().await, Some(expected));
 }
 
+/// Count and hash of the bytes that a target reports.
+async fn reported(seen: &mut mpsc::Receiver<Sum>) -> (u64, u64) {
+    let sum = within("the target's report", seen.recv()).await;
+    let sum = sum.expect("a report");
+    (sum.bytes, sum.hash)
+}
+
 /// Upstream loses the last bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upload_then_immediate_close_delivers_all_bytes() {
@@ -78,6 +80,7 @@ async fn upload_then_immediate_close_delivers_all_bytes() {
     let target = format!("127.0.0.1:{port}");
     let bytes = Bytes::from(pattern(7, BULK));
     let expected = Sum::of(&bytes);
+    let whole = (expected.bytes, expected.hash);
 
     for _round in 0..3 {
         let mut tunnel = world.tunnel(&target).await;
@@ -86,48 +89,20 @@ async fn upload_then_immediate_close_delivers_all_bytes() {
             .await
             .expect("the tunnel takes bytes");
         tunnel.close().await.expect("a confirmed close");
-        let sum = within("the target's report", seen.recv())
-            .await
-            .expect("a report");
-        assert_eq!(
-            (sum.bytes, sum.hash),
-            (expected.bytes, expected.hash),
-            "gRPC"
-        );
+        assert_eq!(reported(&mut seen).await, whole, "gRPC");
 
         let mut stream = connect::open(&world.connect(), &target).await;
         say(&mut stream, &bytes).await;
         drop(stream);
-        let sum = within("the target's report", seen.recv())
-            .await
-            .expect("a report");
-        assert_eq!(
-            (sum.bytes, sum.hash),
-            (expected.bytes, expected.hash),
-            "CONNECT"
-        );
+        assert_eq!(reported(&mut seen).await, whole, "CONNECT");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bulk_echo_keeps_every_byte_both_ways_at_once() {
-    let (target, _echo) = targets::local_echo().await;
-    let (world, _agent) = World::with_agent().await;
-    let stream = connect::open(&world.connect(), &target).await;
-    let (mut read, mut write) = stream.into_split();
-    let bytes = pattern(11, BULK);
-    let expected = Sum::of(&bytes);
-    let sending = async {
-        say(&mut write, &bytes).await;
-        write.shutdown().await.expect("half-closed");
-    };
-    let mut back = Vec::new();
-    let (_, read) = within("the echo", async {
-        tokio::join!(sending, read.read_to_end(&mut back))
-    })
-    .await;
-    read.expect("a clean end");
-    assert_eq!(Sum::of(&back), expected);
+    let (world, _agent, target, _echo) = World::with_echo().await;
+    let mut stream = connect::open(&world.connect(), &target).await;
+    connect::echo_to_the_end(&mut stream, &pattern(11, BULK)).await;
 }
 
 /// The client gets the agent's error text.
@@ -204,8 +179,7 @@ async fn a_half_closed_and_silent_tunnel_on_the_link_is_reset() {
     assert_eq!(word.expect("half a tunnel lives"), 7);
     let end = within("the end", stream.read_u8()).await;
     end.expect_err("it is cut");
-    let closed = "adit_tunnels_closed_total{reason=\"half_closed_idle\"}";
-    world.server_metric(closed, 1.0).await;
+    world.ended("half_closed_idle", 1.0).await;
 }
 
 /// kube-apiserver fails when target bytes arrive in the same read as the 200.
@@ -217,12 +191,7 @@ async fn the_200_comes_whole_before_a_server_first_targets_bytes() {
     let (world, _agent) = World::with_agent().await;
     for _round in 0..50 {
         let mut stream = world.client().await;
-        let head = connect::head(&format!("127.0.0.1:{port}"));
-        stream.write_all(&head).await.expect("the request is taken");
-        assert_eq!(
-            connect::read_head(&mut stream).await,
-            "HTTP/1.1 200 Connection Established\r\n\r\n"
-        );
+        connect::dial(&mut stream, &format!("127.0.0.1:{port}")).await;
         hears(&mut stream, b"220 ready\r\n").await;
         connect::echo(&mut stream, b"EHLO").await;
     }
@@ -246,12 +215,7 @@ async fn a_hundred_tunnels_at_once_each_get_their_own_bytes() {
             tunnel.close().await.expect("a clean close");
         });
     }
-    within("all tunnels", async {
-        while let Some(job) = jobs.join_next().await {
-            job.expect("no mix-up");
-        }
-    })
-    .await;
+    within("all tunnels", jobs.join_all()).await;
 }
 
 /// Listen addresses of TCP frontends.
@@ -260,16 +224,14 @@ const V6: &str = "[::1]:0";
 
 /// A TCP frontend of this dialect with certificates, and an agent.
 pub(super) async fn on_tcp(dialect: &str, at: &str) -> (World, RunningAgent) {
-    let world = World::start(&[
-        &format!("--frontend={dialect}=tcp:{at}"),
+    let frontend = format!("--frontend={dialect}=tcp:{at}");
+    let flags = [
+        &*frontend,
         "--server-cert={certs}/server.crt",
         "--server-key={certs}/server.key",
         "--server-ca-cert={certs}/ca.crt",
-    ])
-    .await;
-    let agent = world.agent("a", &[]).await;
-    world.links(1).await;
-    (world, agent)
+    ];
+    World::linked(&flags, &[]).await
 }
 
 /// A TCP frontend authenticates itself and its clients with certificates; a unix socket frontend need not.
@@ -287,13 +249,11 @@ async fn grpc_over_tcp_of_ipv6_requires_a_client_certificate_and_carries_an_echo
 
 /// A client of the world's TCP frontend. Clients of another protocol and those without a certificate are refused.
 async fn secured(world: &World, alpn: &[u8], other: &[u8]) -> TlsStream<TcpStream> {
-    let (address, ca) = (world.server().frontends[0], world.files.ca_file());
-    let (cert, key) = (world.files.cert("client"), world.files.key("client"));
-    let identity = Some((cert.as_path(), key.as_path()));
-    let stream = tls::dial_as(alpn, address, &ca, identity).await;
-    let wrong = tls::dial_as(other, address, &ca, identity).await;
+    let address = world.server().frontends[0];
+    let stream = tls::dial_to(world, alpn, address, Some("client")).await;
+    let wrong = tls::dial_to(world, other, address, Some("client")).await;
     assert!(wrong.is_err(), "another protocol");
-    let nobody = tls::dial_as(alpn, address, &ca, None).await;
+    let nobody = tls::dial_to(world, alpn, address, None).await;
     assert!(turned_away(nobody).await, "no certificate");
     stream.expect("welcome")
 }
@@ -326,9 +286,6 @@ async fn connect_over_tcp(at: &str) {
     let (world, _agent) = on_tcp("http-connect", at).await;
     assert_eq!(world.server().frontends[0].is_ipv6(), at == V6);
     let mut stream = secured(&world, b"http/1.1", b"h2").await;
-    let head = connect::head(&target);
-    stream.write_all(&head).await.expect("the request is taken");
-    hears(&mut stream, b"HTTP/1.1 200 Connection Established\r\n\r\n").await;
-    say(&mut stream, b"over TLS").await;
-    hears(&mut stream, b"over TLS").await;
+    connect::dial(&mut stream, &target).await;
+    connect::echo(&mut stream, b"over TLS").await;
 }

@@ -45,9 +45,7 @@ async fn of_links_that_read_nothing_the_worst_one_ends_alone() {
     const EACH: i64 = 1_900;
     let (port, _target) = targets::echo().await;
     let world = World::start(&[&BUDGET[..], &["--proxy-strategies=destHost"]].concat()).await;
-    let honest = world
-        .agent("honest", &["--agent-identifiers=ipv4=127.0.0.1"])
-        .await;
+    let honest = world.agent_for("honest", "ipv4=127.0.0.1").await;
     let mut hostile = Vec::new();
     for number in 0..12 {
         let (connection, window) = Connection::deaf_agent(&world).await;
@@ -120,13 +118,8 @@ async fn a_hundred_links_that_read_nothing_kill_no_server() {
     world.stop_server(Duration::ZERO).await;
     let mut server = server_group.start("server", &world.server_args("0"), world.dir.path());
     let (agents, health) = (server.address("agents"), server.address("health"));
-    let honest = world
-        .agent_of(
-            agents.port(),
-            "honest",
-            &["--agent-identifiers=ipv4=127.0.0.1"],
-        )
-        .await;
+    let flags = ["--agent-identifiers=ipv4=127.0.0.1"];
+    let honest = world.agent_of(agents.port(), "honest", &flags).await;
     metric(health, "adit_links{peer=\"adit\"}", 1.0).await;
     let mut hostile = Vec::new();
     for number in 0..links {

@@ -3,11 +3,9 @@
 use std::net::SocketAddr;
 
 use adit::agent::RunningAgent;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::lanes::warm;
-use super::wait::within;
 use super::world::World;
 use super::{connect, tls};
 
@@ -46,30 +44,16 @@ impl Kind {
 
     /// A server for such clients and an agent, with tunnels on lanes or on the link.
     pub(crate) async fn world(self, lanes: bool) -> (World, RunningAgent) {
-        let mut flags = self.flags().to_vec();
-        if !lanes {
-            flags.push("--lanes-per-link=0");
-        }
-        let world = World::start(&flags).await;
-        let agent = world.agent("agent-1", &[]).await;
-        world.links(1).await;
-        if lanes {
-            warm(&world).await;
-        }
-        (world, agent)
+        World::on(lanes, self.flags()).await
     }
 
     async fn connect(self, world: &World, frontend: Option<SocketAddr>) -> Box<dyn Io> {
-        let files = &world.files;
         let frontend = || frontend.expect("a frontend on TCP");
         match self {
             Self::Unix => Box::new(UnixStream::connect(world.connect()).await.expect("welcome")),
             Self::Tcp => Box::new(TcpStream::connect(frontend()).await.expect("welcome")),
             Self::Tls => {
-                let (cert, key) = (files.cert("client"), files.key("client"));
-                let identity = Some((cert.as_path(), key.as_path()));
-                let ca = files.ca_file();
-                let dial = tls::dial_as(b"http/1.1", frontend(), &ca, identity).await;
+                let dial = tls::dial_to(world, b"http/1.1", frontend(), Some("client")).await;
                 Box::new(dial.expect("welcome"))
             }
         }
@@ -94,15 +78,8 @@ impl Kind {
         frontend: Option<SocketAddr>,
         target: &str,
     ) -> Box<dyn Io> {
-        const OPEN: &[u8; 39] = b"HTTP/1.1 200 Connection Established\r\n\r\n";
         let mut stream = self.connect(world, frontend).await;
-        let asked = stream.write_all(&connect::head(target)).await;
-        asked.expect("the request is taken");
-        let mut answer = [0; OPEN.len()];
-        within("an answer to CONNECT", stream.read_exact(&mut answer))
-            .await
-            .expect("an answer");
-        assert_eq!(&answer, OPEN, "{}", String::from_utf8_lossy(&answer));
+        connect::dial(&mut stream, target).await;
         stream
     }
 }

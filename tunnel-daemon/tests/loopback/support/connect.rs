@@ -1,5 +1,6 @@
 //! An HTTP-CONNECT client that reads no byte beyond the head of the answer.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -16,6 +17,14 @@ pub(crate) const ESTABLISHED: &str = "HTTP/1.1 200 Connection Established\r\n\r\
 pub(crate) struct Answer {
     pub(crate) head: String,
     pub(crate) stream: UnixStream,
+}
+
+impl Answer {
+    pub(crate) fn status(&self) -> u16 {
+        let code = self.head.split(' ').nth(1);
+        let status = code.and_then(|code| code.parse().ok());
+        status.unwrap_or_else(|| panic!("no status in {:?}", self.head))
+    }
 }
 
 /// Writes `request` and reads the head of the answer.
@@ -48,23 +57,40 @@ pub(crate) fn head(target: &str) -> Vec<u8> {
     format!("CONNECT {target} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").into_bytes()
 }
 
+/// Opens a tunnel on this connection; fails the test on any answer but a 200.
+pub(crate) async fn dial(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), target: &str) {
+    say(stream, &head(target)).await;
+    let answer = read_head(stream).await;
+    assert_eq!(answer, ESTABLISHED, "answer for {target}");
+}
+
 /// Opens a tunnel; fails the test on any answer but a 200.
 pub(crate) async fn open(socket: &Path, target: &str) -> UnixStream {
-    let answer = request(socket, &head(target)).await;
-    assert_eq!(answer.head, ESTABLISHED, "answer for {target}");
-    answer.stream
+    let stream = UnixStream::connect(socket).await;
+    let mut stream = stream.expect("the frontend listens");
+    dial(&mut stream, target).await;
+    stream
 }
 
 /// Status code and body of a refusal, read to EOF.
 pub(crate) async fn refused(socket: &Path, bytes: &[u8]) -> (u16, String) {
     let mut answer = request(socket, bytes).await;
-    let status = answer
-        .head
-        .split(' ')
-        .nth(1)
-        .and_then(|code| code.parse().ok())
-        .unwrap_or_else(|| panic!("no status in {:?}", answer.head));
-    (status, rest(&mut answer.stream).await)
+    (answer.status(), rest(&mut answer.stream).await)
+}
+
+/// Reads this many bytes.
+pub(crate) async fn take(stream: &mut (impl AsyncRead + Unpin), bytes: usize) -> Vec<u8> {
+    let mut read = vec![0; bytes];
+    let whole = within("bytes to arrive", stream.read_exact(&mut read)).await;
+    whole.expect("the tunnel lives");
+    read
+}
+
+/// All bytes up to EOF or an error.
+pub(crate) async fn end(stream: &mut (impl AsyncRead + Unpin)) -> (Vec<u8>, Result<(), ErrorKind>) {
+    let mut read = Vec::new();
+    let end = within("the end", stream.read_to_end(&mut read)).await;
+    (read, end.map(drop).map_err(|error| error.kind()))
 }
 
 /// Reads to EOF.
@@ -107,9 +133,7 @@ pub(crate) async fn say(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) {
 
 /// Reads as many bytes as expected, and compares them.
 pub(crate) async fn hears(stream: &mut (impl AsyncRead + Unpin), expected: &[u8]) {
-    let mut read = vec![0; expected.len()];
-    let whole = within("bytes to arrive", stream.read_exact(&mut read)).await;
-    whole.expect("the tunnel lives");
+    let read = take(stream, expected.len()).await;
     assert!(read == expected, "{} arrived", read.escape_ascii());
 }
 

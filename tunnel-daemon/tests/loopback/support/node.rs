@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use adit::agent::RunningAgent;
+use adit_testkit::scrape::{self, sum};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 
 pub(crate) use super::connect::echo;
 use super::wait::{until, within};
-use super::world::{World, sample};
+use super::world::World;
 
 /// Open tunnels that agents opened.
 pub(crate) const OPEN: &str = "adit_node_tunnels";
@@ -69,10 +70,16 @@ pub(crate) async fn assert_reset(address: SocketAddr) {
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
 }
 
+/// Asserts that this connection is reset, and that no byte comes before.
+pub(crate) async fn assert_is_reset(stream: &mut TcpStream) {
+    let read = within("the connection's end", stream.read_u8()).await;
+    let error = read.expect_err("nothing comes");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+}
+
 /// The value of an agent's series, which must exist.
 pub(crate) fn value(agent: &RunningAgent, series: &str) -> f64 {
-    let text = agent.metrics.scrape().text();
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+    scrape::value(&agent.metrics.scrape().text(), series)
 }
 
 /// The series of refusals for a reason.
@@ -82,26 +89,14 @@ pub(crate) fn refusals(reason: &str) -> String {
 
 /// All refusals that an agent has counted.
 pub(crate) fn refused(agent: &RunningAgent) -> f64 {
-    let text = agent.metrics.scrape().text();
-    let of_family = text
-        .lines()
-        .filter(|line| line.starts_with("adit_node_refusals_total{"));
-    let values = of_family.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok());
-    values.sum()
+    sum(&agent.metrics.scrape().text(), "adit_node_refusals_total")
 }
 
 /// Waits until neither end has a node tunnel, a waiting connection or a busy lane.
 pub(crate) async fn assert_quiet(world: &World, agent: &RunningAgent) {
     until("no node tunnel is left", || {
-        let at_server = ["adit_node_tunnels", "adit_node_waiting", super::lanes::BUSY]
-            .iter()
-            .map(|series| super::lanes::value(world, series))
-            .sum::<f64>();
-        let at_agent = ["adit_node_tunnels", "adit_node_waiting", super::lanes::BUSY]
-            .iter()
-            .map(|series| value(agent, series))
-            .sum::<f64>();
-        at_server + at_agent == 0.0
+        let mut series = [OPEN, "adit_node_waiting", super::lanes::BUSY].into_iter();
+        series.all(|one| super::lanes::value(world, one) + value(agent, one) == 0.0)
     })
     .await;
 }

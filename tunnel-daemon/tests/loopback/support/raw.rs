@@ -136,7 +136,7 @@ impl Connection {
 
     /// A peer with the certificate of this name.
     pub(crate) async fn agent_as(world: &World, name: &str) -> Self {
-        Self::over(welcomed(world, name).await).await
+        Self::over(welcomed_at(world, world.server().agents, name).await).await
     }
 
     /// An agent whose window lets the server send nothing, until another window is sent through the channel.
@@ -205,14 +205,8 @@ impl Connection {
     }
 }
 
-async fn welcomed(world: &World, name: &str) -> TlsStream<TcpStream> {
-    welcomed_at(world, world.server().agents, name).await
-}
-
 async fn welcomed_at(world: &World, agents: SocketAddr, name: &str) -> TlsStream<TcpStream> {
-    let (cert, key) = (world.files.cert(name), world.files.key(name));
-    let ca = world.files.ca_file();
-    let dial = tls::dial(agents, &ca, Some((&cert, &key)));
+    let dial = tls::dial_to(world, b"h2", agents, Some(name));
     within("a TLS handshake", dial).await.expect("welcome")
 }
 
@@ -285,6 +279,23 @@ impl Call {
         self.packet(PacketType::DialRsp, Payload::DialResponse(answer));
     }
 
+    /// Accepts the next dial of a link under this connection id. Returns the dial's id.
+    pub(crate) async fn answer(&mut self, conn: i64) -> i64 {
+        let random = self.dialed().await.random;
+        self.dial_response(random, conn);
+        random
+    }
+
+    /// Queues a CLOSE_REQ.
+    pub(crate) fn close(&mut self, conn: i64) {
+        self.packet(PacketType::CloseReq, close_request(conn));
+    }
+
+    /// Queues a CLOSE_RSP without an error.
+    pub(crate) fn confirm_close(&mut self, conn: i64) {
+        self.packet(PacketType::CloseRsp, close_response(conn, ""));
+    }
+
     pub(crate) fn finish(&mut self) {
         let _call_over = self.send.send_data(Bytes::new(), true);
     }
@@ -349,10 +360,14 @@ impl Call {
 
     /// Dials, and returns the connection id.
     pub(crate) async fn open(&mut self, random: i64, address: &str) -> i64 {
-        self.dial(random, address);
+        self.open_with_window(random, address, 0).await
+    }
+
+    /// The error of the next packet, which must be an answer to a dial.
+    pub(crate) async fn dial_error(&mut self) -> String {
         match self.payload().await {
-            Some(Payload::DialResponse(answer)) if answer.error.is_empty() => answer.connect_id,
-            other => panic!("dialing {address}: {other:?}"),
+            Some(Payload::DialResponse(answer)) => answer.error,
+            other => panic!("no answer to a dial but {other:?}"),
         }
     }
 
@@ -393,6 +408,15 @@ impl Call {
     }
 }
 
+/// Status and message of an answer without a body.
+pub(crate) fn grpc_status(answer: &HeaderMap) -> (String, String) {
+    let text = |name| {
+        let value = answer.get(name).and_then(|value| value.to_str().ok());
+        value.unwrap_or_default().to_owned()
+    };
+    (text("grpc-status"), text("grpc-message"))
+}
+
 /// A message with its gRPC prefix.
 pub(crate) fn framed(body: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(5 + body.len());
@@ -417,6 +441,22 @@ pub(crate) fn dial_request(random: i64, address: &str) -> Payload {
         address: address.to_owned(),
         random,
         window: 0,
+    })
+}
+
+/// The end of a dial with this id.
+pub(crate) fn close_dial(random: i64) -> Payload {
+    Payload::CloseDial(wire::CloseDial { random })
+}
+
+pub(crate) fn close_request(conn: i64) -> Payload {
+    Payload::CloseRequest(wire::CloseRequest { connect_id: conn })
+}
+
+pub(crate) fn close_response(conn: i64, error: &str) -> Payload {
+    Payload::CloseResponse(wire::CloseResponse {
+        connect_id: conn,
+        error: error.to_owned(),
     })
 }
 

@@ -3,24 +3,17 @@
 use std::io::Write as _;
 
 use adit_core::ids::ServerId;
-use adit_core::lane::{
-    FrameReader, FrameType, Greeting, Hello, LaneEnd, LaneEvent, LaneRole, NONCE_BYTES,
-    OpenRequest, Piece,
-};
-use bytes::BytesMut;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use adit_core::lane::{FrameType, Greeting, Hello, LaneRole, NONCE_BYTES, OpenRequest, Piece};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
+use super::stub_lane::Lane;
 use super::stub_server::StubServer;
 use super::wait::within;
 
 /// A lane of a [`StubServer`].
-pub(crate) struct ServerLane {
-    stream: TlsStream<TcpStream>,
-    frames: FrameReader,
-    pub(crate) end: LaneEnd,
-}
+pub(crate) type ServerLane = Lane<TlsStream<TcpStream>>;
 
 /// The OPEN of a tunnel with frames.
 pub(crate) fn request(address: &str) -> OpenRequest {
@@ -40,16 +33,12 @@ pub(crate) fn ready() -> Vec<u8> {
 impl ServerLane {
     /// Accepts the next lane of an agent, and greets it up to its BIND. The caller sends READY.
     pub(crate) async fn greet(server: &mut StubServer) -> Self {
-        let mut lane = Self {
-            stream: server.accept_lane().await,
-            frames: FrameReader::default(),
-            end: LaneEnd::new(LaneRole::Server),
-        };
+        let mut lane = Self::over(server.accept_lane().await, LaneRole::Server);
         let hello = Hello {
             server: ServerId::new("stub"),
             nonce: [9; NONCE_BYTES],
         };
-        lane.send(&hello.to_frame().to_bytes()).await;
+        lane.send(&hello.to_frame()).await;
         match lane.piece().await {
             Some(Piece::Frame(header, _)) => assert_eq!(header.kind, FrameType::Bind),
             other => panic!("no answer to a hello but {other:?}"),
@@ -60,7 +49,7 @@ impl ServerLane {
     /// As [`Self::greet`], and sends READY.
     pub(crate) async fn bound(server: &mut StubServer) -> Self {
         let mut lane = Self::greet(server).await;
-        lane.send(&ready()).await;
+        lane.bytes(&ready()).await;
         lane
     }
 
@@ -89,44 +78,5 @@ impl ServerLane {
         within("a write", tcp.write_all(sealed))
             .await
             .expect("the agent is there");
-    }
-
-    /// The next piece; `None` when the agent has closed the connection.
-    pub(crate) async fn piece(&mut self) -> Option<Piece> {
-        loop {
-            if let Some(piece) = self.frames.next_piece().expect("an honest agent") {
-                return Some(piece);
-            }
-            let mut buffer = BytesMut::with_capacity(16 * 1024);
-            let read = within("a frame", self.stream.read_buf(&mut buffer)).await;
-            match read {
-                Ok(0) | Err(_) => return None,
-                Ok(_) => self.frames.push(buffer.freeze()),
-            }
-        }
-    }
-
-    /// Follows the protocol as a server until an event arrives; `None` when the agent has closed the lane.
-    pub(crate) async fn event(&mut self) -> Option<LaneEvent> {
-        loop {
-            self.flush().await;
-            if let Some(event) = self.end.poll_event() {
-                return Some(event);
-            }
-            let piece = self.piece().await?;
-            self.end.handle(piece).expect("an honest agent");
-        }
-    }
-
-    pub(crate) async fn flush(&mut self) {
-        for frame in self.waiting() {
-            self.send(&frame).await;
-        }
-    }
-
-    async fn send(&mut self, frame: &[u8]) {
-        // The agent may already have closed the connection; the next read reports that.
-        let _gone = within("a write", self.stream.write_all(frame)).await;
-        let _gone = within("a write", self.stream.flush()).await;
     }
 }

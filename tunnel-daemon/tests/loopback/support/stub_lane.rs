@@ -1,24 +1,24 @@
-//! The agent's end of a lane, which follows the protocol as far as a test wants.
+//! Ends of lanes that follow the protocol as far as a test wants: the part of both ends, and the agent's end.
 
 use std::net::SocketAddr;
 use std::path::Path;
 
 use adit_core::ids::LinkId;
 use adit_core::lane::{
-    ALPN, Bind, FrameReader, FrameType, Greeting, Hello, LaneEnd, LaneEvent, LaneRole, OutFrame,
-    PROOF_BYTES, Piece, Proof, Want, proof_input,
+    ALPN, Bind, FrameReader, FrameType, Greeting, Header, Hello, LaneEnd, LaneEvent, LaneRole,
+    OutFrame, PROOF_BYTES, Piece, Proof, Want, proof_input,
 };
 use adit_core::wire::metadata::{LaneGrant, ServerHello};
 use aws_lc_rs::hmac;
 use bytes::BytesMut;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::lanes::value;
+use super::lanes::IDLE;
 use super::raw::{Call, Connection};
 use super::tls;
-use super::wait::{until, within};
+use super::wait::within;
 use super::world::World;
 
 /// Opens a link that offers lanes, and returns the server's grant.
@@ -50,6 +50,17 @@ pub(crate) async fn grant(call: &mut Call) -> Option<LaneGrant> {
     ServerHello::from_headers(pairs).ok()?.lane_grant
 }
 
+/// A frame without flags, valid or not.
+pub(crate) fn frame(kind: FrameType, sequence: u16, payload: &[u8]) -> Vec<u8> {
+    let header = Header {
+        kind,
+        flags: 0,
+        sequence,
+        length: u32::try_from(payload.len()).expect("small"),
+    };
+    [&header.to_bytes()[..], payload].concat()
+}
+
 /// The BIND of an agent that supports no lanes but those with TLS.
 pub(crate) fn bind(link: LinkId, proof: Proof) -> Bind {
     Bind {
@@ -60,12 +71,71 @@ pub(crate) fn bind(link: LinkId, proof: Proof) -> Bind {
     }
 }
 
-/// A connection to the agent port that speaks the lane protocol, with or without a certificate.
-pub(crate) struct Stub {
-    pub(crate) stream: TlsStream<TcpStream>,
+/// One end of a lane on this connection.
+pub(crate) struct Lane<S> {
+    pub(crate) stream: S,
     frames: FrameReader,
     pub(crate) end: LaneEnd,
 }
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Lane<S> {
+    pub(super) fn over(stream: S, role: LaneRole) -> Self {
+        Self {
+            stream,
+            frames: FrameReader::default(),
+            end: LaneEnd::new(role),
+        }
+    }
+
+    /// The next piece; `None` when the peer has closed the connection.
+    pub(crate) async fn piece(&mut self) -> Option<Piece> {
+        loop {
+            if let Some(piece) = self.frames.next_piece().expect("an honest peer") {
+                return Some(piece);
+            }
+            let mut buffer = BytesMut::with_capacity(16 * 1024);
+            let read = within("a frame", self.stream.read_buf(&mut buffer)).await;
+            match read {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => self.frames.push(buffer.freeze()),
+            }
+        }
+    }
+
+    pub(crate) async fn send(&mut self, frame: &OutFrame) {
+        self.bytes(&frame.to_bytes()).await;
+    }
+
+    pub(crate) async fn bytes(&mut self, bytes: &[u8]) {
+        // The peer may already have closed the connection; the next read reports that.
+        let _gone = within("a write", self.stream.write_all(bytes)).await;
+        let _gone = within("a write", self.stream.flush()).await;
+    }
+
+    /// Follows the protocol until an event arrives; `None` when the peer has closed the lane. The number of idle lanes to keep is
+    /// no event: a stub keeps none.
+    pub(crate) async fn event(&mut self) -> Option<LaneEvent> {
+        loop {
+            self.flush().await;
+            match self.end.poll_event() {
+                Some(LaneEvent::Want(Want::Keep(_))) => continue,
+                Some(event) => return Some(event),
+                None => (),
+            }
+            let piece = self.piece().await?;
+            self.end.handle(piece).expect("an honest peer");
+        }
+    }
+
+    pub(crate) async fn flush(&mut self) {
+        while let Some(frame) = self.end.poll_frame() {
+            self.send(&frame).await;
+        }
+    }
+}
+
+/// A connection to the agent port that speaks the lane protocol, with or without a certificate.
+pub(crate) type Stub = Lane<TlsStream<TcpStream>>;
 
 impl Stub {
     pub(crate) async fn connect(world: &World, name: &str) -> Self {
@@ -101,36 +171,15 @@ impl Stub {
         let ca = world.files.ca_file();
         let secured = tls::over(tcp, ALPN.as_bytes(), &ca, identity);
         let stream = within("a TLS handshake", secured).await.expect("welcome");
-        Self {
-            stream,
-            frames: FrameReader::default(),
-            end: LaneEnd::new(LaneRole::Agent),
-        }
-    }
-
-    /// The next piece; `None` when the server has closed the connection.
-    pub(crate) async fn piece(&mut self) -> Option<Piece> {
-        loop {
-            if let Some(piece) = self.frames.next_piece().expect("an honest server") {
-                return Some(piece);
-            }
-            let mut buffer = BytesMut::new();
-            let read = within("a frame", self.stream.read_buf(&mut buffer)).await;
-            match read {
-                Ok(0) | Err(_) => return None,
-                Ok(_) => self.frames.push(buffer.freeze()),
-            }
-        }
+        Self::over(stream, LaneRole::Agent)
     }
 
     pub(crate) async fn hello(&mut self) -> Hello {
         match self.piece().await {
-            Some(Piece::Frame(header, payload)) => {
-                match Greeting::read(header, payload).expect("a greeting") {
-                    Greeting::Hello(hello) => hello,
-                    other => panic!("no hello but {other:?}"),
-                }
-            }
+            Some(Piece::Frame(header, payload)) => match Greeting::read(header, payload) {
+                Ok(Greeting::Hello(hello)) => hello,
+                other => panic!("no hello but {other:?}"),
+            },
             other => panic!("no hello but {other:?}"),
         }
     }
@@ -166,42 +215,14 @@ impl Stub {
         }
     }
 
-    pub(crate) async fn send(&mut self, frame: &OutFrame) {
-        self.bytes(&frame.to_bytes()).await;
-    }
-
-    pub(crate) async fn bytes(&mut self, bytes: &[u8]) {
-        // The server may already have closed the connection; the next read reports that.
-        let _gone = self.stream.write_all(bytes).await;
-        let _gone = self.stream.flush().await;
-    }
-
-    /// Follows the protocol as an agent until an event arrives; `None` when the server has closed the lane. The number of idle
-    /// lanes to keep is no event: a stub keeps none.
-    pub(crate) async fn event(&mut self) -> Option<LaneEvent> {
-        loop {
-            self.flush().await;
-            match self.end.poll_event() {
-                Some(LaneEvent::Want(Want::Keep(_))) => continue,
-                Some(event) => return Some(event),
-                None => (),
-            }
-            let piece = self.piece().await?;
-            self.end.handle(piece).expect("an honest server");
-        }
-    }
-
     /// Accepts the next tunnel.
     pub(crate) async fn accept(&mut self) {
-        while !matches!(self.event().await, Some(LaneEvent::Open(_))) {}
+        while !matches!(
+            self.event().await.expect("the lane lives"),
+            LaneEvent::Open(_)
+        ) {}
         self.end.accept();
         self.flush().await;
-    }
-
-    pub(crate) async fn flush(&mut self) {
-        while let Some(frame) = self.end.poll_frame() {
-            self.send(&frame).await;
-        }
     }
 }
 
@@ -220,6 +241,5 @@ pub(crate) async fn bound(world: &World) -> (Connection, Call, Stub) {
 }
 
 pub(crate) async fn one_idle(world: &World) {
-    let series = "adit_lanes{state=\"idle\"}";
-    until("an idle lane", || value(world, series) == 1.0).await;
+    world.server_metric(IDLE, 1.0).await;
 }

@@ -71,9 +71,7 @@ async fn echo_one(mut stream: TcpStream) -> io::Result<()> {
 pub(crate) async fn server_first(greeting: &'static [u8]) -> (u16, Tasks) {
     serve(move |mut stream| async move {
         stream.write_all(greeting).await?;
-        let (mut read, mut write) = stream.split();
-        tokio::io::copy(&mut read, &mut write).await?;
-        write.shutdown().await
+        echo_one(stream).await
     })
     .await
 }

@@ -12,6 +12,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use super::world::World;
+
 /// As an agent: [`dial_as`] with ALPN `h2`.
 pub(crate) async fn dial(
     address: SocketAddr,
@@ -19,6 +21,18 @@ pub(crate) async fn dial(
     identity: Option<(&Path, &Path)>,
 ) -> io::Result<TlsStream<TcpStream>> {
     dial_as(b"h2", address, ca, identity).await
+}
+
+/// As [`dial_as`], to a server with this world's certificates. `name` is that of the certificate to present.
+pub(crate) async fn dial_to(
+    world: &World,
+    alpn: &[u8],
+    address: SocketAddr,
+    name: Option<&str>,
+) -> io::Result<TlsStream<TcpStream>> {
+    let pair = name.map(|name| (world.files.cert(name), world.files.key(name)));
+    let identity = pair.as_ref().map(|(cert, key)| (&**cert, &**key));
+    dial_as(alpn, address, &world.files.ca_file(), identity).await
 }
 
 /// A handshake that offers the ALPN protocol `alpn`, trusts `ca` and presents `identity` (certificate, key), if any.

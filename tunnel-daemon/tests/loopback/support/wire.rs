@@ -7,11 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
+use adit::agent::RunningAgent;
 use socket2::{SockFilter, SockRef};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
+
+use super::world::World;
 
 /// Copies each connection of an agent to its server.
 pub(crate) struct Wire {
@@ -94,6 +97,16 @@ impl Wire {
             held,
             _accepting: accepting,
         }
+    }
+
+    /// A server and an agent with these flags, warm lanes, and the connections between them.
+    pub(crate) async fn between(flags: &[&str]) -> (World, RunningAgent, Self) {
+        let world = World::start(flags).await;
+        let wire = Self::to(world.server().agents).await;
+        let agent = world.agent_of(wire.address.port(), "agent-1", flags).await;
+        world.links(1).await;
+        super::lanes::warm(&world).await;
+        (world, agent, wire)
     }
 
     /// Cuts the link, which is the first connection of an agent.

@@ -7,6 +7,8 @@ use adit::agent::{self, RunningAgent};
 use adit::demo::grpc_client::{self, GrpcTunnel};
 use adit::server::{self, RunningServer};
 use adit_config::plan::{ConnectPlan, IsolationPlan};
+use adit_net::tasks::Tasks;
+use adit_telemetry::Scrape;
 use adit_testkit::args;
 pub(crate) use adit_testkit::args::{agent_plan, agent_plan_in, server_plan};
 use adit_testkit::certificates::ThrowawayFiles;
@@ -71,6 +73,13 @@ impl World {
         Self::linked(&[], &[]).await
     }
 
+    /// As [`World::with_agent`], with a target that echoes.
+    pub(crate) async fn with_echo() -> (Self, RunningAgent, String, Tasks) {
+        let (world, agent) = Self::with_agent().await;
+        let (target, echo) = super::targets::local_echo().await;
+        (world, agent, target, echo)
+    }
+
     /// As [`World::with_agent`], with flags for the server and for the agent.
     pub(crate) async fn linked(flags: &[&str], of_agent: &[&str]) -> (Self, RunningAgent) {
         let world = Self::start(flags).await;
@@ -84,6 +93,26 @@ impl World {
         let (world, agent) = Self::linked(flags, of_agent).await;
         super::lanes::warm(&world).await;
         (world, agent)
+    }
+
+    /// As [`World::linked`], with tunnels on lanes that wait for them, or on the link.
+    pub(crate) async fn on(lanes: bool, flags: &[&str]) -> (Self, RunningAgent) {
+        if lanes {
+            return Self::warm(flags, &[]).await;
+        }
+        Self::linked(&[&["--lanes-per-link=0"], flags].concat(), &[]).await
+    }
+
+    /// As [`World::server_args`], for another server beside this one. Its sockets end in `suffix` in place of `.sock`.
+    pub(crate) fn other_args(&self, agent_port: &str, suffix: &str) -> Vec<String> {
+        let args = self.server_args(agent_port).into_iter();
+        args.map(|arg| arg.replace(".sock", suffix)).collect()
+    }
+
+    /// Starts another server; see [`World::other_args`].
+    pub(crate) async fn other_server(&self, suffix: &str) -> RunningServer {
+        let plan = server_plan(&self.other_args("0", suffix)).expect("flags are right");
+        server::start(&plan).await.expect("the server starts")
     }
 
     /// The command line of this world's server, program name included.
@@ -140,6 +169,12 @@ impl World {
         self.agent_of(port, id, flags).await
     }
 
+    /// Starts an agent with these identifiers.
+    pub(crate) async fn agent_for(&self, id: &str, identifiers: &str) -> RunningAgent {
+        let flag = format!("--agent-identifiers={identifiers}");
+        self.agent(id, &[&flag]).await
+    }
+
     /// Starts an agent of the server at this port of the host.
     pub(crate) async fn agent_of(&self, port: u16, id: &str, flags: &[&str]) -> RunningAgent {
         let plan = agent_plan(&self.agent_args(id, port, flags)).expect("flags are right");
@@ -153,9 +188,26 @@ impl World {
 
     /// Waits until a series of the server has this value. `series` includes its labels, as exported.
     pub(crate) async fn server_metric(&self, series: &str, value: f64) {
-        let scrape = self.server().metrics.scrape();
-        let what = format!("{series} = {value}");
-        until(&what, || sample(&scrape.text(), series) == Some(value)).await;
+        scraped(&self.server().metrics.scrape(), series, value).await;
+    }
+
+    /// Waits until this many tunnels of the server have ended for this reason.
+    pub(crate) async fn ended(&self, reason: &str, tunnels: f64) {
+        self.server_metric(&super::lanes::ended(reason), tunnels)
+            .await;
+    }
+
+    /// Asserts that the server has lost no lane.
+    pub(crate) fn assert_no_lane_lost(&self) {
+        assert_eq!(
+            super::lanes::value(self, &super::lanes::closed("lost")),
+            0.0
+        );
+    }
+
+    /// The admin socket of a server with the flag `--admin-socket={certs}/admin.sock`.
+    pub(crate) fn admin_socket(&self) -> PathBuf {
+        self.files.dir().join("admin.sock")
     }
 
     pub(crate) fn grpc(&self) -> PathBuf {
@@ -222,7 +274,12 @@ pub(crate) async fn endpoints_left(agent: &RunningAgent, count: i64) {
 
 /// Waits until a series of the agent has this value.
 pub(crate) async fn agent_metric(agent: &RunningAgent, series: &str, value: f64) {
-    let (scrape, what) = (agent.metrics.scrape(), format!("{series} = {value}"));
+    scraped(&agent.metrics.scrape(), series, value).await;
+}
+
+/// Waits until a series has this value.
+pub(crate) async fn scraped(scrape: &Scrape, series: &str, value: f64) {
+    let what = format!("{series} = {value}");
     until(&what, || sample(&scrape.text(), series) == Some(value)).await;
 }
 

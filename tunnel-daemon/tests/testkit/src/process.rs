@@ -11,7 +11,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process, setrlimit,
+    waitid,
+};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -19,7 +22,7 @@ use tokio::net::TcpStream;
 use super::blocking;
 use super::scrape::sample;
 pub use super::scrape::sum;
-use super::wait::{until, within};
+use super::wait::{eventually, until, within};
 
 /// Time for a process to start on a busy machine.
 const START: Duration = Duration::from_secs(20);
@@ -28,6 +31,28 @@ const PROGRAM: &str = "ADIT_PROGRAM";
 
 /// Log lines shown for each process of a failed test.
 const LOG_LINES_SHOWN: usize = 40;
+
+/// A child process that is killed when dropped.
+pub struct KillOnDrop(pub Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // Both fail if the child has already ended.
+        let _ended = self.0.kill();
+        let _ended = self.0.wait();
+    }
+}
+
+/// Raises this process's limit on descriptors as the programs raise theirs, and returns it; `None` for no limit.
+pub fn raise_descriptor_limit() -> Option<u64> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).expect("up to the hard limit");
+    limit.maximum
+}
 
 /// A running program; dropping it kills it.
 pub struct Process {
@@ -439,10 +464,8 @@ pub async fn settled_fds(process: &Process, health: SocketAddr) -> f64 {
 
 /// Waits until a process holds not a single descriptor more than before, lanes and pipes aside.
 pub async fn not_one_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
-    within("not one descriptor is left", async {
-        while own_descriptors(process, health).await > before {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    eventually("not one descriptor is left", async || {
+        own_descriptors(process, health).await <= before
     })
     .await;
 }
@@ -458,20 +481,16 @@ async fn own_descriptors(process: &Process, health: SocketAddr) -> f64 {
 pub async fn no_descriptor_left(process: &Process, health: SocketAddr, before: f64) {
     /// For lanes that open or close at this moment, and for the scrape's own connection.
     const SLACK: f64 = 5.0;
-    within("no descriptor is left", async {
-        while descriptors_without_lanes(process, health).await > before + SLACK {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    eventually("no descriptor is left", async || {
+        descriptors_without_lanes(process, health).await <= before + SLACK
     })
     .await;
 }
 
 /// Waits until a series of a process has this value.
 pub async fn metric(health: SocketAddr, series: &str, value: f64) {
-    within(&format!("{series} = {value}"), async {
-        while sample(&scrape(health).await, series) != Some(value) {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    eventually(&format!("{series} = {value}"), async || {
+        sample(&scrape(health).await, series) == Some(value)
     })
     .await;
 }
@@ -492,16 +511,13 @@ pub async fn sum_is(health: SocketAddr, family: &str, value: f64) {
 
 /// The value of a series of a process, which must exist.
 pub async fn value(health: SocketAddr, series: &str) -> f64 {
-    let text = scrape(health).await;
-    sample(&text, series).unwrap_or_else(|| panic!("no series {series}"))
+    super::scrape::value(&scrape(health).await, series)
 }
 
 /// Waits until a series of a process has at least this value.
 pub async fn at_least(health: SocketAddr, series: &str, least: f64) {
-    within(&format!("{series} >= {least}"), async {
-        while value(health, series).await < least {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    eventually(&format!("{series} >= {least}"), async || {
+        value(health, series).await >= least
     })
     .await;
 }

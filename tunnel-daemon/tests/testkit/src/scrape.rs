@@ -6,6 +6,11 @@ pub fn sample(text: &str, series: &str) -> Option<f64> {
     named.next().map(|(_, value)| value)
 }
 
+/// The value of a series, which must exist.
+pub fn value(text: &str, series: &str) -> f64 {
+    sample(text, series).unwrap_or_else(|| panic!("no series {series}"))
+}
+
 /// The sum of all series of a family that has labels.
 pub fn sum(text: &str, family: &str) -> f64 {
     let is_of_it = |name: &str| {

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io::Write as _;
 use std::net::TcpListener;
+use std::process::Command;
 
 /// Reports what is skipped, and why, past the test harness, which captures the output of tests that pass.
 pub fn skip(what: &str, why: impl Display) {
@@ -11,6 +12,16 @@ pub fn skip(what: &str, why: impl Display) {
 
 pub(crate) fn say(line: &str) {
     writeln!(std::io::stderr(), "{line}").ok();
+}
+
+/// Whether a program is installed. Without it `test` is reported as skipped, and fails where `CI` is set.
+pub fn has_program(program: &str, test: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        assert!(std::env::var_os("CI").is_none(), "CI has {program}");
+        skip(test, format_args!("no {program}"));
+    }
+    found
 }
 
 /// Whether this host has IPv6. Without IPv6 `test` is reported as skipped.

@@ -49,6 +49,19 @@ pub fn until_for(
     })
 }
 
+/// As [`until`], for a condition that takes a call to another process.
+#[track_caller]
+pub fn eventually(
+    what: &str,
+    mut condition: impl AsyncFnMut() -> bool,
+) -> impl Future<Output = ()> {
+    within(what, async move {
+        while !condition().await {
+            tokio::time::sleep(2 * POLL).await;
+        }
+    })
+}
+
 /// Checks a number until it has not changed for a second, which means that its source is blocked. A check may take a good part
 /// of a second, as one of the table of all sockets of a host does.
 #[track_caller]

@@ -236,7 +236,7 @@ impl World {
         let (socket, mut server) = self.connection().await;
         let (near, mut target) = UnixStream::pair().unwrap();
         let seen = [socket.as_fd(), near.as_fd()].map(|fd| fd.try_clone_to_owned().unwrap());
-        let size = |fd: &std::os::fd::OwnedFd| socket_send_buffer_size(fd).unwrap();
+        let size = |fd: &OwnedFd| socket_send_buffer_size(fd).unwrap();
         let sizes = || seen.each_ref().map(size);
         let before = sizes();
         let raw_lane = self.agent_pipe(socket).await;

@@ -24,6 +24,6 @@ fn an_agent_in_the_zone_of_the_server_comes_first_among_equals_only() {
     world.remove(4);
     assert_eq!(world.choices_without("x:1", &[3]), [2]);
     // A server without a zone has no preference.
-    let mut world = World::with("default", "a zone=west, b");
+    let world = World::with("default", "a zone=west, b");
     assert_eq!(world.choices("x:1"), [1, 2]);
 }

@@ -62,7 +62,7 @@ fn connections(world: &World, whose: Refused) -> HashMap<SocketAddr, OwnedFd> {
 async fn watched() -> (World, RunningAgent, [PathBuf; 2]) {
     let world = World::start(&[KTLS, "--admin-socket={certs}/admin.sock"]).await;
     let sockets = [
-        world.files.dir().join("admin.sock"),
+        world.admin_socket(),
         world.dir.path().join("agent-admin.sock"),
     ];
     let admin = format!("--admin-socket={}", sockets[1].display());
@@ -147,8 +147,7 @@ async fn a_tunnel_whose_socket_the_kernel_refuses_uses_frames_beside_raw_lanes()
             let series = format!("adit_tunnel_bytes_total{{direction=\"{direction}\"}}");
             world.server_metric(&series, sum).await;
         }
-        let clean = "adit_tunnels_closed_total{reason=\"clean\"}";
-        world.server_metric(clean, 3.0).await;
+        world.ended("clean", 3.0).await;
         // Raw-lane tunnels use up their lanes. The refused lane is idle again.
         over(&world, 2.0).await;
         assert_eq!(value(&world, LOST), 0.0);
