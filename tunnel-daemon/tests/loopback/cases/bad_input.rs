@@ -151,6 +151,8 @@ const CONTRADICTIONS: &[Wrong] = &[
     wrong(Server, &[], &["--destination-proxy-header"], 1, &["--destination-proxy-header", "--allowed-destination"]),
     wrong(Server, &[], &["--frontend=grpc=tcp:127.0.0.1:0"], 1, &["--server-cert", "--insecure-plaintext-frontend"]),
     wrong(Server, &[], &["--frontend=socks5=tcp:127.0.0.1:0"], 1, &["127.0.0.1:0", "--server-cert", "--insecure-plaintext-frontend"]),
+    wrong(Server, &[], &["--frontend=http-connect=tcp:127.0.0.1:0", "--insecure-plaintext-frontend", "--frontend-users={certs}/ca.crt"], 1, &["--frontend-users", "socks5 and http-proxy", "drop it"]),
+    wrong(Server, &[], &["--frontend=socks5=tcp::0", "--insecure-plaintext-frontend", "--frontend-users={certs}/ca.crt"], 1, &["--frontend-users", "ca.crt", "line 1", "NAME:PASSWORD"]),
     wrong(Server, &[], &["--frontend=socks5=tcp::0", "--insecure-plaintext-frontend"], 1, &["socks5", ":0", "open proxy", "127.0.0.1", "--server-ca-cert"]),
     wrong(Server, &[], &["--server-cert={certs}/server.crt"], 2, &["--server-key"]),
     wrong(Server, &[], &["--server-cert={certs}/server.crt", "--server-key={certs}/server.key", "--insecure-plaintext-frontend"], 2, &["--server-cert", "--insecure-plaintext-frontend"]),

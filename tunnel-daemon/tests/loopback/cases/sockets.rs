@@ -14,7 +14,8 @@ use crate::support::{connect, targets};
 #[expect(clippy::disallowed_methods, reason = "a test on a runtime of its own")]
 async fn quick_connects_leave_no_descriptor_or_task_behind() {
     let (target, _echo) = targets::local_echo().await;
-    let (processes, _agent) = Processes::linked(&[], &[]).await;
+    // Without lanes, which come and go by themselves.
+    let (processes, _agent) = Processes::linked(&["--lanes-per-link=0"], &[]).await;
     let (world, server) = (&processes.world, &processes.server);
     let (agents, health) = (processes.agents, processes.health);
     // Each frontend is used once, so that descriptors opened once for good are already open.

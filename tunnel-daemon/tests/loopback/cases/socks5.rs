@@ -2,10 +2,12 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use adit_testkit::certificates::ThrowawayFiles;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::support::clients::Io;
+use crate::support::connect::read_head;
 use crate::support::wait::within;
 use crate::support::ways::Way;
 use crate::support::world::World;
@@ -180,4 +182,106 @@ async fn mutual_tls_is_spoken_before_socks() {
             echo(&mut stream, 200_000).await;
         }
     }
+}
+
+/// A client that names a user: greeting, name and password, request.
+async fn ask_as(io: &mut TcpStream, user: &str, password: &str, port: u16) -> Vec<u8> {
+    let counted = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let request = hello("127.0.0.1", port);
+    let all = [
+        &[5, 2, 0, 2][..],
+        &[1],
+        &counted(user),
+        &counted(password),
+        request.get(3..).unwrap(),
+    ]
+    .concat();
+    within("answers", async {
+        io.write_all(&all).await.expect("it is taken");
+        let mut answers = vec![0; 14];
+        let mut read = 0;
+        while read < answers.len() {
+            match io.read(&mut answers[read..]).await {
+                Ok(0) | Err(_) => break,
+                Ok(more) => read += more,
+            }
+        }
+        answers.truncate(read);
+        answers
+    })
+    .await
+}
+
+/// With users a frontend may listen on all addresses. A changed file holds for new connections; one that is wrong changes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_users_of_the_file_are_served_by_socks5_and_http() {
+    let (port, _target) = targets::echo().await;
+    let flags = [
+        "--frontend=socks5=tcp:0.0.0.0:0",
+        "--frontend=http-proxy=tcp:0.0.0.0:0",
+        "--insecure-plaintext-frontend",
+        "--frontend-users={certs}/users",
+    ];
+    let users = |text: &'static str| {
+        move |files: &ThrowawayFiles| {
+            let (new, file) = (files.dir().join("new"), files.dir().join("users"));
+            std::fs::write(&new, text).expect("a file");
+            std::fs::rename(new, file).expect("in its place");
+        }
+    };
+    let world = World::start_with(users("prom:secret\n"), &flags).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let served = [&[5, 2, 1, 0, 5, 0][..], &[0, 1, 0, 0, 0, 0, 0, 0]].concat();
+    let refused = [5, 2, 1, 1];
+    for (user, password, answers) in [
+        ("prom", "secret", &served[..]),
+        ("prom", "Secret", &refused),
+        ("who", "secret", &refused),
+        ("prom", "", &refused),
+    ] {
+        let mut io = client(&world).await;
+        assert_eq!(
+            ask_as(&mut io, user, password, port).await,
+            answers,
+            "{user} {password}"
+        );
+    }
+    // Nobody asks without.
+    let mut io = client(&world).await;
+    io.write_all(&hello("127.0.0.1", port)).await.unwrap();
+    let mut answer = Vec::new();
+    within("a refusal", io.read_to_end(&mut answer))
+        .await
+        .unwrap();
+    assert_eq!(answer, [5, 255]);
+
+    // prom:secret, prom:Secret
+    let ask = async |header: &str| {
+        let proxy = world.server().frontends[1];
+        let mut io = TcpStream::connect(proxy).await.expect("it listens");
+        let request = format!("CONNECT 127.0.0.1:{port} HTTP/1.1\r\nHost: a\r\n{header}\r\n");
+        io.write_all(request.as_bytes()).await.expect("it is taken");
+        read_head(&mut io).await
+    };
+    let asked = ask("").await;
+    assert!(
+        asked.starts_with("HTTP/1.1 407 ") && asked.contains("proxy-authenticate: Basic realm"),
+        "{asked}"
+    );
+    let wrong = ask("Proxy-Authorization: Basic cHJvbTpTZWNyZXQ=\r\n").await;
+    assert!(wrong.starts_with("HTTP/1.1 407 "), "{wrong}");
+    let right = "Proxy-Authorization: Basic cHJvbTpzZWNyZXQ=\r\n";
+    let head = ask(right).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+
+    users("no user")(&world.files);
+    let reloads = |result| format!("adit_frontend_users_reloads_total{{result=\"{result}\"}}");
+    world.server_metric(&reloads("failed"), 1.0).await;
+    let head = ask(right).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    users("prom:other\n")(&world.files);
+    world.server_metric(&reloads("ok"), 1.0).await;
+    let head = ask(right).await;
+    assert!(head.starts_with("HTTP/1.1 407 "), "{head}");
 }
