@@ -319,7 +319,9 @@ impl<'a> Listening<'a> {
             }
             Dialect::HttpProxy => {
                 let timeout = self.plan.connect.head_timeout;
-                let proxy = Arc::new(Proxy::new(timeout, context.leaving.clone()));
+                let buffers = http_proxy::buffer_bytes(context.router.budget());
+                let proxy = Proxy::new(timeout, buffers, context.leaving.clone());
+                let proxy = Arc::new(proxy);
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
                     let (context, proxy) = (Arc::clone(&context), Arc::clone(&proxy));

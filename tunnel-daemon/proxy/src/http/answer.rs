@@ -76,6 +76,12 @@ impl Refusal {
         Self::new(StatusCode::BAD_GATEWAY, error, text)
     }
 
+    /// The target's response can be read in more than one way.
+    pub(super) fn response_framing() -> Self {
+        let text = "the target's response has an unclear length";
+        Self::new(StatusCode::BAD_GATEWAY, "http_protocol_error", text)
+    }
+
     pub(super) fn unasked_upgrade() -> Self {
         let text = "the target switched protocols without being asked";
         Self::new(StatusCode::BAD_GATEWAY, "http_upgrade_failed", text)

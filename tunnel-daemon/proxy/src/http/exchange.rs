@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use http::header::EXPECT;
-use http::{Request, Response, StatusCode, request};
+use http::{Request, Response, StatusCode, Version, request};
 use http_body_util::{Either, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -19,8 +19,9 @@ use hyper_util::rt::TokioIo;
 use tokio::time::Sleep;
 
 use super::Refusal;
-use super::request::{for_client, for_target};
-use super::serve::{After, Connector, HEAD_BYTES_MAX, Proxy, Switched};
+use super::idle::Idle;
+use super::request::{clean_trailers, for_client, for_target, response_framing};
+use super::serve::{After, Connection, Connector};
 
 /// What the client gets: an answer of this proxy, or a target's.
 pub(super) type ToClient<C> = Either<Full<Bytes>, FromTarget<C>>;
@@ -37,18 +38,20 @@ const READY_WITHIN: Duration = Duration::from_millis(100);
 pub(super) async fn exchange<C: Connector>(
     (mut parts, body): (request::Parts, Incoming),
     target: String,
-    proxy: &Arc<Proxy>,
-    connector: &Arc<C>,
-    switched: &Switched<C>,
+    client: &Connection<C>,
 ) -> Result<Response<ToClient<C>>, Refusal> {
-    let upgrades = for_target(&mut parts, &proxy.via)?;
+    let upgrades = for_target(&mut parts, &target, &client.proxy.via)?;
     let progress = Arc::new(Progress::default());
     let expects = parts
         .headers
         .get(EXPECT)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    // The same request can be sent again if the connection turns out to have ended.
+    // Only what can be asked twice goes to a connection that the target may be closing.
     let again = (parts.method.is_safe() && body.is_end_stream()).then(|| parts.clone());
+    let waited = match &again {
+        Some(_) => ready(&client.idle, &target).await,
+        None => None,
+    };
     let mut request = Request::from_parts(parts, ToTarget::new(body, &progress, expects));
     if expects {
         let progress = Arc::clone(&progress);
@@ -58,56 +61,66 @@ pub(super) async fn exchange<C: Connector>(
             }
         });
     }
-    // A client that may not ask for the target is told so when it opens a connection of its own.
-    let mut waited = match connector.permits(&target) {
-        true => ready(proxy, &target).await,
-        false => None,
-    };
-    let (sender, response) = loop {
-        let was_waiting = waited.is_some();
-        let mut sender = match waited.take() {
-            Some(sender) => sender,
-            None => connect(connector, &target).await?,
-        };
-        match sender.try_send_request(request).await {
-            Ok(response) => break (sender, response),
+    let sent = match waited {
+        None => Err(request),
+        Some(mut sender) => match sender.try_send_request(request).await {
+            Ok(response) => Ok((sender, response)),
             Err(mut failed) => {
-                let unsent = failed.take_message();
-                let same = again
-                    .clone()
-                    .map(|parts| Request::from_parts(parts, ToTarget::empty(&progress)));
-                match unsent.or(same).filter(|_| was_waiting) {
-                    Some(unsent) => request = unsent,
+                let same = || {
+                    let parts = again.clone()?;
+                    Some(Request::from_parts(parts, ToTarget::empty(&progress)))
+                };
+                match failed.take_message().or_else(same) {
+                    Some(unsent) => Err(unsent),
                     None => return Err(Refusal::no_response(failed.error())),
                 }
             }
+        },
+    };
+    let (sender, response) = match sent {
+        Ok(both) => both,
+        Err(request) => {
+            let mut sender = connect(client, &target).await?;
+            let sent = sender.try_send_request(request).await;
+            (
+                sender,
+                sent.map_err(|failed| Refusal::no_response(failed.error()))?,
+            )
         }
     };
     let (mut parts, body) = response.into_parts();
+    // From here on dropping it ends the connection, and what still waits to be sent there.
+    let mut body = FromTarget {
+        body,
+        request: progress,
+        connection: Some((sender, target)),
+        idle: Arc::clone(&client.idle),
+        connector: Arc::clone(&client.connector),
+    };
+    let via = &client.proxy.via;
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
         if !upgrades {
             return Err(Refusal::unasked_upgrade());
         }
-        let mut response = Response::from_parts(parts, body);
-        switched.set(After::Upgraded(hyper::upgrade::on(&mut response)));
-        (parts, _) = response.into_parts();
-        for_client(&mut parts, &proxy.via, true);
+        let mut response = Response::from_parts(parts, ());
+        let upgrade = hyper::upgrade::on(&mut response);
+        client.switched.set(After::Upgraded(upgrade));
+        (parts, ()) = response.into_parts();
+        for_client(&mut parts, via, true);
         return Ok(Response::from_parts(parts, Either::Left(Full::default())));
     }
-    for_client(&mut parts, &proxy.via, false);
-    let body = FromTarget {
-        body,
-        request: progress,
-        connection: Some((sender, target)),
-        proxy: Arc::clone(proxy),
-        connector: Arc::clone(connector),
-    };
+    response_framing(&mut parts)?;
+    if parts.version != Version::HTTP_11 {
+        // Its next request would be of that version, too.
+        body.connection = None;
+    }
+    for_client(&mut parts, via, false);
     Ok(Response::from_parts(parts, Either::Right(body)))
 }
 
 /// A connection to the target that has waited, ready for a request.
-async fn ready(proxy: &Proxy, target: &str) -> Option<SendRequest<ToTarget>> {
-    while let Some(mut sender) = proxy.idle.take(target) {
+async fn ready(idle: &Idle, target: &str) -> Option<SendRequest<ToTarget>> {
+    while let Some(mut sender) = idle.take(target) {
         if let Ok(Ok(())) = tokio::time::timeout(READY_WITHIN, sender.ready()).await {
             return Some(sender);
         }
@@ -116,18 +129,18 @@ async fn ready(proxy: &Proxy, target: &str) -> Option<SendRequest<ToTarget>> {
 }
 
 async fn connect<C: Connector>(
-    connector: &Arc<C>,
+    client: &Connection<C>,
     target: &str,
 ) -> Result<SendRequest<ToTarget>, Refusal> {
-    let tunnel = connector.open(target, false).await?;
-    let stream = connector.stream(tunnel);
+    let tunnel = client.connector.open(target, false).await?;
+    let stream = client.connector.stream(tunnel);
     let mut builder = http1::Builder::new();
     builder
         .preserve_header_case(true)
-        .max_buf_size(HEAD_BYTES_MAX);
+        .max_buf_size(client.proxy.buffer_bytes);
     let connecting = builder.handshake(TokioIo::new(stream)).await;
     let (sender, connection) = connecting.map_err(|error| Refusal::no_response(&error))?;
-    connector.spawn(async move {
+    client.connector.spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
             tracing::debug!(%error, "a target's connection failed");
         }
@@ -166,6 +179,9 @@ pub(super) struct ToTarget {
     /// `None`: empty.
     body: Option<Incoming>,
     progress: Arc<Progress>,
+    /// The target is to be waited for.
+    expects: bool,
+    /// From when on it is not.
     consent: Option<Pin<Box<Sleep>>>,
 }
 
@@ -177,7 +193,8 @@ impl ToTarget {
         Self {
             body: Some(body),
             progress: Arc::clone(progress),
-            consent: expects.then(|| Box::pin(tokio::time::sleep(CONTINUE_WITHIN))),
+            expects,
+            consent: None,
         }
     }
 
@@ -186,6 +203,7 @@ impl ToTarget {
         Self {
             body: None,
             progress: Arc::clone(progress),
+            expects: false,
             consent: None,
         }
     }
@@ -206,11 +224,14 @@ impl Body for ToTarget {
                 "the response is complete without the request".into()
             )));
         }
-        if let Some(consent) = &mut this.consent {
+        if this.expects {
             if this.progress.state() == BODY_WAITS {
+                let consent = this
+                    .consent
+                    .get_or_insert_with(|| Box::pin(tokio::time::sleep(CONTINUE_WITHIN)));
                 ready!(consent.as_mut().poll(cx));
             }
-            this.consent = None;
+            (this.expects, this.consent) = (false, None);
         }
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
@@ -219,7 +240,7 @@ impl Body for ToTarget {
         if frame.is_none() || body.is_end_stream() {
             this.progress.set(BODY_SENT);
         }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+        Poll::Ready(frame.map(|frame| frame.map(cleaned).map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -233,13 +254,20 @@ impl Body for ToTarget {
     }
 }
 
+fn cleaned(mut frame: Frame<Bytes>) -> Frame<Bytes> {
+    if let Some(trailers) = frame.trailers_mut() {
+        clean_trailers(trailers);
+    }
+    frame
+}
+
 /// The body of a response, on its way to the client. At its end the connection waits for another request.
 pub(super) struct FromTarget<C: Connector> {
     body: Incoming,
     request: Arc<Progress>,
     /// The connection, and its target.
     connection: Option<(SendRequest<ToTarget>, String)>,
-    proxy: Arc<Proxy>,
+    idle: Arc<Idle>,
     connector: Arc<C>,
 }
 
@@ -248,11 +276,8 @@ impl<C: Connector> FromTarget<C> {
         let Some((sender, target)) = self.connection.take() else {
             return;
         };
-        if self.request.state() != BODY_SENT {
-            return;
-        }
-        if let Some(sweep) = self.proxy.idle.put(target, sender) {
-            self.connector.spawn(sweep);
+        if self.request.state() == BODY_SENT && !sender.is_closed() && self.connector.may_wait() {
+            self.idle.put(target, sender);
         }
     }
 }
@@ -271,7 +296,7 @@ impl<C: Connector> Body for FromTarget<C> {
             None => self.complete(),
             Some(Ok(_)) => (),
         }
-        Poll::Ready(frame)
+        Poll::Ready(frame.map(|frame| frame.map(cleaned)))
     }
 
     fn is_end_stream(&self) -> bool {

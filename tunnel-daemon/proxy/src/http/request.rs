@@ -43,6 +43,9 @@ pub(super) enum Asked {
 pub(super) fn asked(request: &request::Parts) -> Result<Asked, Refusal> {
     framing(request)?;
     if request.method == Method::CONNECT {
+        if has_body(request) {
+            return Err(Refusal::request("CONNECT has no body"));
+        }
         return tunnel(&request.uri).map(Asked::Tunnel);
     }
     if request.method == Method::TRACE {
@@ -118,6 +121,15 @@ fn target(authority: &Authority, default: Option<u16>) -> Result<String, Refusal
     Ok(format!("{host}:{port}"))
 }
 
+/// Whether the request says that it has a body.
+fn has_body(request: &request::Parts) -> bool {
+    let headers = &request.headers;
+    headers.contains_key(TRANSFER_ENCODING)
+        || headers
+            .get(CONTENT_LENGTH)
+            .is_some_and(|length| length != "0")
+}
+
 /// Refuses a body whose length two readers could take for different (RFC 9112, section 6.3), and two hosts.
 fn framing(request: &request::Parts) -> Result<(), Refusal> {
     let headers = &request.headers;
@@ -126,10 +138,6 @@ fn framing(request: &request::Parts) -> Result<(), Refusal> {
         return Err(Refusal::request("more than one Host"));
     }
     let lengths = many(&CONTENT_LENGTH);
-    let is_number = |value: &HeaderValue| {
-        let octets = value.as_bytes();
-        !octets.is_empty() && octets.iter().all(u8::is_ascii_digit)
-    };
     if lengths > 1
         || headers
             .get(CONTENT_LENGTH)
@@ -156,29 +164,63 @@ fn framing(request: &request::Parts) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Turns the client's request into the target's. `via` names this proxy. Returns whether the client asks for an upgrade.
+fn is_number(value: &HeaderValue) -> bool {
+    let octets = value.as_bytes();
+    !octets.is_empty() && octets.iter().all(u8::is_ascii_digit)
+}
+
+/// Refuses a response that its reader could end elsewhere than this proxy does.
+///
+/// # Errors
+/// What the client is answered.
+pub(super) fn response_framing(response: &mut response::Parts) -> Result<(), Refusal> {
+    let headers = &mut response.headers;
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let (first, second) = (lengths.next(), lengths.next());
+    if second.is_some() || first.is_some_and(|length| !is_number(length)) {
+        return Err(Refusal::response_framing());
+    }
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => return Ok(()),
+        (Some(coding), None)
+            if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
+                && response.version == Version::HTTP_11 => {}
+        _ => return Err(Refusal::response_framing()),
+    }
+    // The coding counts (RFC 9112, section 6.3).
+    headers.remove(CONTENT_LENGTH);
+    Ok(())
+}
+
+/// Turns the client's request into that of `target`. `via` names this proxy. Returns whether the client asks for an upgrade.
 ///
 /// # Errors
 /// The request came through this proxy before, or may not be forwarded.
-pub(super) fn for_target(request: &mut request::Parts, via: &HeaderValue) -> Result<bool, Refusal> {
+pub(super) fn for_target(
+    request: &mut request::Parts,
+    target: &str,
+    via: &HeaderValue,
+) -> Result<bool, Refusal> {
     let mut came_by = request.headers.get_all(VIA).iter();
     if came_by.any(|passed| contains(passed.as_bytes(), via.as_bytes())) {
         return Err(Refusal::looped());
     }
     max_forwards(request)?;
-    let authority = request
-        .uri
-        .authority()
-        .map(Authority::as_str)
-        .unwrap_or_default();
-    let host = HeaderValue::from_str(authority.strip_suffix(":80").unwrap_or(authority));
+    let host = HeaderValue::from_str(target.strip_suffix(":80").unwrap_or(target));
     let host = host.map_err(|_not_text| Refusal::request("the host is no text"))?;
     let path = request.uri.path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
     request.uri = Uri::from(path);
     let wants_trailers = tokens(&request.headers, &TE).any(|token| token == "trailers");
-    let upgrade = asks_for_upgrade(request);
+    let has_body = has_body(request);
+    let upgrade = asks_for_upgrade(request).filter(|_| !has_body);
     without_own(&mut request.headers);
+    if has_body && !request.headers.contains_key(CONTENT_LENGTH) {
+        // Said in full: some methods have no body unless they say so.
+        let chunked = HeaderValue::from_static("chunked");
+        request.headers.insert(TRANSFER_ENCODING, chunked);
+    }
     request.headers.remove(PROXY_AUTHORIZATION);
     request.headers.insert(HOST, host);
     if let Some(protocol) = &upgrade {
@@ -219,11 +261,15 @@ pub(super) fn for_client(response: &mut response::Parts, via: &HeaderValue, upgr
 /// The protocol that the client asks for, if it may: HTTP/2 would take the connection out of this proxy's sight.
 fn asks_for_upgrade(request: &request::Parts) -> Option<HeaderValue> {
     let is_named = tokens(&request.headers, &CONNECTION).any(|token| token == "upgrade");
-    let mut protocols = tokens(&request.headers, &UPGRADE);
-    let is_allowed =
-        !protocols.any(|protocol| protocol.starts_with("h2c") || protocol.starts_with("http/"));
-    let protocol = request.headers.get(UPGRADE)?;
-    (is_named && is_allowed && request.version == Version::HTTP_11).then(|| protocol.clone())
+    let mut values = request.headers.get_all(UPGRADE).iter();
+    let (protocol, other) = (values.next()?, values.next());
+    let text = protocol.to_str().ok()?.to_ascii_lowercase();
+    let is_http = text
+        .split(',')
+        .map(str::trim)
+        .any(|one| one.starts_with("h2c") || one.starts_with("http/"));
+    (is_named && other.is_none() && !is_http && request.version == Version::HTTP_11)
+        .then(|| protocol.clone())
 }
 
 /// RFC 9110, section 7.6.2: a request that may pass no further proxy is answered by the last.
@@ -258,6 +304,20 @@ fn without_own(headers: &mut HeaderMap) {
         .collect();
     for name in named.iter().chain(&OF_ONE_CONNECTION) {
         headers.remove(name);
+    }
+}
+
+/// Removes trailers that would be read as headers of the connection, or meant for a proxy.
+pub(super) fn clean_trailers(trailers: &mut HeaderMap) {
+    let unfit = [
+        PROXY_AUTHORIZATION,
+        PROXY_AUTHENTICATE,
+        HOST,
+        CONTENT_LENGTH,
+        VIA,
+    ];
+    for name in unfit.iter().chain(&OF_ONE_CONNECTION) {
+        trailers.remove(name);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +13,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 
 use super::Refusal;
@@ -21,8 +21,8 @@ use super::exchange::{ToClient, exchange};
 use super::idle::Idle;
 use super::request::{Asked, asked};
 
-/// Octets of a request head or response head, at most.
-pub(super) const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Octets of a request head, at most: no more is held of a client that has not asked for anything yet.
+const HEAD_BYTES_MAX: usize = 16 * 1024;
 
 /// Opens tunnels for one client.
 pub trait Connector: Send + Sync + 'static {
@@ -37,8 +37,8 @@ pub trait Connector: Send + Sync + 'static {
     /// It has to say who it is, or says something wrong.
     fn authenticate(&self, headers: &HeaderMap) -> Result<(), Refusal>;
 
-    /// Whether the client may use a connection to this `host:port` that is open already.
-    fn permits(&self, target: &str) -> bool;
+    /// Whether connections to targets may wait for a further request, which takes memory.
+    fn may_wait(&self) -> bool;
 
     /// Opens a tunnel to `host:port`. `alone`: the client's connection becomes this tunnel.
     ///
@@ -60,9 +60,18 @@ pub trait Connector: Send + Sync + 'static {
 /// What all clients of a listener share.
 pub struct Proxy {
     pub(super) via: HeaderValue,
-    pub(super) idle: Arc<Idle>,
+    /// Bytes that a connection to a target may hold, each way.
+    pub(super) buffer_bytes: usize,
     head_timeout: Duration,
     leaving: CancellationToken,
+}
+
+/// What the requests of one client share.
+pub(super) struct Connection<C: Connector> {
+    pub(super) proxy: Arc<Proxy>,
+    pub(super) connector: Arc<C>,
+    pub(super) idle: Arc<Idle>,
+    pub(super) switched: Switched<C::Tunnel>,
 }
 
 /// What a client's connection has become.
@@ -74,40 +83,48 @@ pub enum After<T> {
 }
 
 /// Where a request leaves what its connection becomes.
-pub(super) struct Switched<C: Connector>(Mutex<Option<After<C::Tunnel>>>);
+pub(super) struct Switched<T>(Mutex<Option<After<T>>>);
 
 impl Proxy {
-    /// A client that needs longer than `head_timeout` for a request head, or between two requests, is closed. After `leaving`
-    /// no client is read for further requests.
+    /// A client that needs longer than `head_timeout` for a request head, or between two requests, is closed. A connection to a
+    /// target holds at most `buffer_bytes` (at least 8 KiB) each way. After `leaving` no client is read for further requests.
     #[must_use]
-    pub fn new(head_timeout: Duration, leaving: CancellationToken) -> Self {
+    pub fn new(head_timeout: Duration, buffer_bytes: usize, leaving: CancellationToken) -> Self {
         // Another process has another name: a request may pass several.
         let name = format!("adit-{:08x}", rand::random::<u32>());
+        let via = HeaderValue::try_from(name);
         Self {
-            via: HeaderValue::try_from(name)
-                .unwrap_or_else(|_never| HeaderValue::from_static("adit")),
-            idle: Arc::new(Idle::new(leaving.clone())),
+            via: via.unwrap_or_else(|_never| HeaderValue::from_static("adit")),
+            buffer_bytes,
             head_timeout,
             leaving,
         }
     }
 }
 
-impl<C: Connector> Switched<C> {
-    pub(super) fn set(&self, after: After<C::Tunnel>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(after);
+impl<T> Switched<T> {
+    pub(super) fn set(&self, after: After<T>) {
+        *self.locked() = Some(after);
     }
 
-    fn take(&self) -> Option<After<C::Tunnel>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn is_set(&self) -> bool {
+        self.locked().is_some()
+    }
+
+    fn take(&self) -> Option<After<T>> {
+        self.locked().take()
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Option<After<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How a client's connection has ended.
+/// How a client's connection has ended. Its owner closes it.
 pub enum Served<S, T> {
-    /// In order, or it was the client that broke it off.
-    Closed,
-    /// In the middle of a response: the client must see that.
+    /// In order.
+    Ended(S),
+    /// In the middle of a request or response, which must not look complete.
     Broken(S),
     /// It has become something else. The bytes are what the client has sent beyond its last request.
     Became(S, Bytes, After<T>),
@@ -115,78 +132,82 @@ pub enum Served<S, T> {
     Lost(After<T>),
 }
 
-/// Serves one client until its connection ends or becomes something else.
+/// Serves one client until its connection ends or becomes something else. A client that closes its sending side, too, has left.
 pub async fn serve<S, C>(io: S, proxy: Arc<Proxy>, connector: C) -> Served<S, C::Tunnel>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     C: Connector,
 {
-    let connector = Arc::new(connector);
-    let switched = Arc::new(Switched::<C>(Mutex::new(None)));
-    let leaving = proxy.leaving.clone();
-    let head_timeout = proxy.head_timeout;
-    let service = {
-        let switched = Arc::clone(&switched);
-        service_fn(move |request| {
-            let (proxy, connector) = (Arc::clone(&proxy), Arc::clone(&connector));
-            let switched = Arc::clone(&switched);
-            Box::pin(async move {
-                let has_body = !Body::is_end_stream(request.body());
-                let answered = answer(request, &proxy, &connector, &switched).await;
-                let answered =
-                    answered.unwrap_or_else(|refusal| refusal.response(has_body).map(Either::Left));
-                Ok::<_, std::convert::Infallible>(answered)
-            })
+    let client = Arc::new(Connection {
+        proxy: Arc::clone(&proxy),
+        connector: Arc::new(connector),
+        idle: Arc::default(),
+        switched: Switched(Mutex::new(None)),
+    });
+    let requests = Arc::clone(&client);
+    let service = service_fn(move |request: Request<Incoming>| {
+        let client = Arc::clone(&requests);
+        Box::pin(async move {
+            let has_body = !Body::is_end_stream(request.body());
+            let answered = answer(request, &client).await;
+            let answered =
+                answered.unwrap_or_else(|refusal| refusal.response(has_body).map(Either::Left));
+            Ok::<_, std::convert::Infallible>(answered)
         })
-    };
+    });
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(head_timeout)
-        .half_close(true)
+        .header_read_timeout(proxy.head_timeout)
         .preserve_header_case(true)
         .max_buf_size(HEAD_BYTES_MAX);
     let mut connection = builder.serve_connection(TokioIo::new(io), service);
-    let mut leaving = pin!(leaving.cancelled_owned());
+    let mut leaving = pin!(proxy.leaving.cancelled());
     let mut is_leaving = false;
-    let ended = poll_fn(|cx| {
+    let mut ended = poll_fn(|cx| {
         if !is_leaving && leaving.as_mut().poll(cx).is_ready() {
             is_leaving = true;
-            Pin::new(&mut connection).graceful_shutdown();
+            if !client.switched.is_set() {
+                Pin::new(&mut connection).graceful_shutdown();
+            }
         }
         connection.poll_without_shutdown(cx)
     })
     .await;
+    if ended.is_ok() && !client.switched.is_set() {
+        // What it still holds for the client is written only by its shutdown.
+        ended = (&mut connection).await;
+    }
     let parts = connection.into_parts();
-    let mut io = parts.io.into_inner();
-    match (ended, switched.take()) {
+    let io = parts.io.into_inner();
+    match (ended, client.switched.take()) {
         (Ok(()), Some(after)) => Served::Became(io, parts.read_buf, after),
         (Err(_broken), Some(after)) => Served::Lost(after),
-        (Err(error), None) if error.is_user() => Served::Broken(io),
-        (ended, None) => {
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a client's connection failed");
+        (Ok(()), None) => Served::Ended(io),
+        (Err(error), None) => {
+            tracing::debug!(%error, "a client's connection failed");
+            // These were answered, or nothing was asked.
+            if error.is_parse() || error.is_timeout() {
+                Served::Ended(io)
+            } else {
+                Served::Broken(io)
             }
-            let _closed = io.shutdown().await;
-            Served::Closed
         }
     }
 }
 
 async fn answer<C: Connector>(
     request: Request<Incoming>,
-    proxy: &Arc<Proxy>,
-    connector: &Arc<C>,
-    switched: &Switched<C>,
+    client: &Connection<C>,
 ) -> Result<Response<ToClient<C>>, Refusal> {
     let (parts, body) = request.into_parts();
-    connector.authenticate(&parts.headers)?;
+    client.connector.authenticate(&parts.headers)?;
     match asked(&parts)? {
         Asked::Tunnel(target) => {
-            let tunnel = connector.open(&target, true).await?;
-            switched.set(After::Tunnel(tunnel));
+            let tunnel = client.connector.open(&target, true).await?;
+            client.switched.set(After::Tunnel(tunnel));
             Ok(Response::new(Either::Left(Full::default())))
         }
-        Asked::Request(target) => exchange((parts, body), target, proxy, connector, switched).await,
+        Asked::Request(target) => exchange((parts, body), target, client).await,
     }
 }

@@ -34,7 +34,7 @@ impl Connector for InMemory {
         Ok(())
     }
 
-    fn permits(&self, _target: &str) -> bool {
+    fn may_wait(&self) -> bool {
         true
     }
 
@@ -63,7 +63,11 @@ impl Connector for InMemory {
 impl World {
     fn new() -> Self {
         let leaving = CancellationToken::new();
-        let proxy = Arc::new(Proxy::new(Duration::from_secs(60), leaving.clone()));
+        let proxy = Arc::new(Proxy::new(
+            Duration::from_secs(60),
+            64 * 1024,
+            leaving.clone(),
+        ));
         Self::with(proxy, leaving)
     }
 
@@ -85,7 +89,11 @@ impl World {
                     let _ended = tokio::io::copy_bidirectional(&mut io, &mut target).await;
                     None
                 }
-                Served::Closed | Served::Broken(_) | Served::Lost(_) => None,
+                Served::Ended(mut io) => {
+                    io.shutdown().await.expect("an orderly end");
+                    None
+                }
+                Served::Broken(_) | Served::Lost(_) => None,
             }
         });
         Self {
@@ -111,7 +119,6 @@ impl World {
 
 /// All that the client gets until its connection ends.
 async fn rest(client: &mut DuplexStream) -> String {
-    client.shutdown().await.expect("a half-close");
     let mut text = Vec::new();
     within(client.read_to_end(&mut text))
         .await
@@ -212,6 +219,8 @@ async fn requests_that_read_two_ways_are_refused() {
         "GET http://web.test:0/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
         "GET http://web.test:99999/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
         "GET http://we%62.test/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
+        "CONNECT web.test:1 HTTP/1.1\r\nHost: web.test\r\nContent-Length: 5\r\n\r\nhello".to_owned(),
+        "CONNECT web.test:1 HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".to_owned(),
         "CONNECT web.test HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
         "CONNECT http://web.test:80/ HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
         "CONNECT user@web.test:80 HTTP/1.1\r\nHost: web.test\r\n\r\n".to_owned(),
@@ -231,6 +240,11 @@ async fn requests_that_read_two_ways_are_refused() {
 #[tokio::test]
 async fn lenient_forms_reach_the_target_in_canonical_form() {
     for (sent, head, body) in [
+        (
+            "GET http://web.test:0080/ HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nquery\r\n0\r\n\r\n",
+            "GET / HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "5\r\nquery\r\n0\r\n\r\n",
+        ),
         (
             "POST http://web.test/ HTTP/1.1\r\nHost: web.test\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
             "POST / HTTP/1.1\r\nHost: web.test\r\nTransfer-Encoding: chunked\r\n\r\n",
@@ -466,7 +480,11 @@ async fn a_response_that_breaks_off_breaks_the_clients_connection() {
 #[tokio::test]
 async fn a_request_that_comes_again_is_refused() {
     let leaving = CancellationToken::new();
-    let proxy = Arc::new(Proxy::new(Duration::from_secs(60), leaving.clone()));
+    let proxy = Arc::new(Proxy::new(
+        Duration::from_secs(60),
+        64 * 1024,
+        leaving.clone(),
+    ));
     let mut first = World::with(Arc::clone(&proxy), leaving.clone());
     first
         .say("GET http://loop.test/ HTTP/1.1\r\nHost: loop.test\r\n\r\n")
@@ -483,7 +501,7 @@ async fn a_request_that_comes_again_is_refused() {
             "GET http://loop.test/ HTTP/1.1\r\nHost: loop.test\r\n{via}\r\n\r\n"
         ))
         .await;
-    let answer = rest(&mut second.client).await;
+    let answer = until(&mut second.client, "leads back here\n").await;
     assert!(
         answer.starts_with("HTTP/1.1 502 ") && answer.contains("proxy_loop_detected"),
         "{answer}"
@@ -555,5 +573,87 @@ async fn a_connection_that_waits_ends_when_the_process_leaves() {
     let mut rest = Vec::new();
     within(target.read_to_end(&mut rest)).await.unwrap();
     within(world.client.read_to_end(&mut rest)).await.unwrap();
+    assert!(rest.is_empty());
+}
+
+/// A response that its reader could end elsewhere than this proxy does.
+#[tokio::test]
+async fn responses_that_read_two_ways_are_not_passed_on() {
+    for (headers, is_passed) in [
+        (
+            "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n6\r\nabcdef\r\n0\r\n\r\n",
+            true,
+        ),
+        (
+            "Transfer-Encoding: gzip, chunked\r\n\r\n6\r\nabcdef\r\n0\r\n\r\n",
+            false,
+        ),
+        ("Transfer-Encoding: gzip\r\n\r\nabcdef", false),
+        ("Content-Length: 5, 5\r\n\r\nabcde", false),
+        (
+            "Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+            false,
+        ),
+        ("Content-Length: x\r\n\r\nabcdef", false),
+    ] {
+        let mut world = World::new();
+        world
+            .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+            .await;
+        let (_to, mut target) = world.target().await;
+        received(&mut target, "\r\n\r\n").await;
+        let answer = format!("HTTP/1.1 200 OK\r\n{headers}");
+        target.write_all(answer.as_bytes()).await.unwrap();
+        drop(target);
+        let head = until(&mut world.client, "\r\n\r\n").await;
+        if !is_passed {
+            assert!(head.starts_with("HTTP/1.1 502 "), "{headers:?}: {head}");
+            continue;
+        }
+        assert!(!head.to_lowercase().contains("content-length"), "{head}");
+        until(&mut world.client, "6\r\nabcdef\r\n0\r\n\r\n").await;
+    }
+}
+
+/// Its next request would be written in that version, which has no chunked body.
+#[tokio::test]
+async fn a_target_of_http_1_0_gets_a_connection_for_each_request() {
+    let mut world = World::new();
+    for _ in 0..2 {
+        world
+            .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+            .await;
+        let (_to, mut target) = world.target().await;
+        received(&mut target, "\r\n\r\n").await;
+        let answer = "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nhi";
+        target.write_all(answer.as_bytes()).await.unwrap();
+        until(&mut world.client, "\r\n\r\nhi").await;
+    }
+}
+
+#[tokio::test]
+async fn trailers_for_a_proxy_or_a_connection_do_not_pass() {
+    let mut world = World::new();
+    world
+        .say("POST http://a.test/ HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\nTrailer: Proxy-Authorization, X-Sum\r\n\r\n1\r\na\r\n0\r\nProxy-Authorization: Basic c2VjcmV0\r\nX-Sum: 1\r\n\r\n")
+        .await;
+    let (_to, mut target) = world.target().await;
+    let text = until(&mut target, "x-sum: 1\r\n\r\n").await;
+    assert!(!text.contains("c2VjcmV0"), "{text}");
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_its_request_along() {
+    let mut world = World::new();
+    world
+        .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+        .await;
+    let (_to, mut target) = world.target().await;
+    received(&mut target, "\r\n\r\n").await;
+    let World { client, served, .. } = world;
+    drop(client);
+    within(served).await.unwrap();
+    let mut rest = Vec::new();
+    within(target.read_to_end(&mut rest)).await.unwrap();
     assert!(rest.is_empty());
 }

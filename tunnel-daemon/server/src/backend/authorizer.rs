@@ -24,6 +24,7 @@ use adit_tunnel::lane::LaneRights;
 
 /// Links checked before the task yields: verifying a signature takes a tenth of a millisecond.
 const LINKS_PER_GO: usize = 16;
+
 impl Content for DenyList {
     type Error = DenyError;
     const FLAG: &'static str = "--agent-deny";

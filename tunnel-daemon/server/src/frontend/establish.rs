@@ -3,6 +3,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::DialId;
@@ -15,6 +16,7 @@ use crate::frontend::pending_dial;
 use crate::router::OpenTunnel;
 use adit_telemetry::GaugeGuard;
 use adit_telemetry::labels::{ClientDialect, EndReason};
+use adit_tls::blocks;
 use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::lane::RawLane;
 use adit_tunnel::{
@@ -23,6 +25,9 @@ use adit_tunnel::{
 
 /// The target network of these dialects.
 pub(super) const NETWORK: &str = "tcp";
+
+/// Delay for a target that speaks first, so that its bytes do not share a read with the answer.
+const ANSWER_ALONE: Duration = Duration::from_millis(25);
 
 /// An open tunnel, from its answer to its end.
 pub(super) type Copying = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -185,6 +190,34 @@ impl<S: Connection + Send + 'static> Client<S> {
         Some(())
     }
 
+    /// Waits until the client has read the answer, or the target speaks, whose bytes then come a little later: clients refuse
+    /// tunnel bytes that arrive together with the answer. `None`: the client has left, or this process ends.
+    pub(super) async fn answer_alone(&mut self, carrier: &mut Carrier) -> Option<()> {
+        let Self {
+            io, early, tunnel, ..
+        } = self;
+        if !early.is_empty() {
+            return Some(());
+        }
+        let end = tokio::select! {
+            biased;
+            // The client sends, so it has read the answer. The copy meets an EOF again. It would take a reset for EOF, since the
+            // kernel reports a reset once.
+            read = blocks::append(io, early) => read.err().map(|_reset| EndReason::ClientGone),
+            speaks = target_speaks(carrier, tunnel.relay()) => {
+                if speaks {
+                    tokio::time::sleep(ANSWER_ALONE).await;
+                }
+                (!speaks).then_some(EndReason::Shutdown)
+            }
+        };
+        if let Some(end) = end {
+            tunnel.cut(end);
+            return None;
+        }
+        Some(())
+    }
+
     /// Copies bytes until the tunnel or the client has ended, and reports the end.
     pub(super) fn copy(self, carrier: Carrier) -> Copying {
         match carrier {
@@ -241,7 +274,7 @@ impl<S: Connection + Send + 'static> Client<S> {
 }
 
 /// Waits until the target has sent bytes. False: the relay ends its tunnels, and this one on a raw lane has no other end yet.
-pub(super) async fn target_speaks(carrier: &mut Carrier, relay: Option<Arc<RawLaneRelay>>) -> bool {
+async fn target_speaks(carrier: &mut Carrier, relay: Option<Arc<RawLaneRelay>>) -> bool {
     match (carrier, relay) {
         (Carrier::Endpoint(endpoint), _) => endpoint.readable().await,
         (Carrier::RawLane(raw_lane), Some(relay)) if raw_lane.received.is_empty() => {

@@ -4,24 +4,19 @@
 //! before any tunnel byte.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use adit_core::connect::{self, Connect, Progress, Rejection, RequestHead};
 use adit_core::failure::DialFailure;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::frontend::establish::{self, Client, Copying, NewClient, target_speaks};
+use crate::frontend::establish::{self, Client, Copying, NewClient};
 use crate::frontend::events::{FrontendContext, time_is_up};
 use adit_config::limits::UNANSWERED_BYTES_FREE;
 use adit_config::plan::ConnectPlan;
 use adit_telemetry::labels::{ClientDialect, EndReason};
-use adit_tls::blocks;
 use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::Carrier;
-
-/// Delay for a target that speaks first, so that its bytes do not share a read with the 200.
-const ANSWER_ALONE: Duration = Duration::from_millis(25);
 
 /// Serves one connection to its end. `peer` is its address for logs. Once this process leaves, a connection without a request
 /// is closed.
@@ -78,10 +73,11 @@ async fn refuse<S: Connection + Send>(io: &mut S, failure: &DialFailure) {
 
 /// In full and alone: clients refuse tunnel bytes that arrive together with the answer. So bytes of a target that speaks
 /// first are delayed a little. `None`: the client has left, or this process ends.
-async fn answer<S: Connection + Send>(client: &mut Client<S>, carrier: &mut Carrier) -> Option<()> {
-    let Client {
-        io, early, tunnel, ..
-    } = client;
+async fn answer<S: Connection + Send + 'static>(
+    client: &mut Client<S>,
+    carrier: &mut Carrier,
+) -> Option<()> {
+    let Client { io, tunnel, .. } = client;
     let answered = async {
         io.write_all(connect::ESTABLISHED).await?;
         io.flush().await
@@ -91,26 +87,7 @@ async fn answer<S: Connection + Send>(client: &mut Client<S>, carrier: &mut Carr
         tunnel.cut(EndReason::ClientGone);
         return None;
     }
-    if !early.is_empty() {
-        return Some(());
-    }
-    let end = tokio::select! {
-        biased;
-        // The client sends, so it has read the answer. The copy meets an EOF again. It would take a reset for EOF, since the
-        // kernel reports a reset once.
-        read = blocks::append(io, early) => read.err().map(|_reset| EndReason::ClientGone),
-        speaks = target_speaks(carrier, tunnel.relay()) => {
-            if speaks {
-                tokio::time::sleep(ANSWER_ALONE).await;
-            }
-            (!speaks).then_some(EndReason::Shutdown)
-        }
-    };
-    if let Some(end) = end {
-        tunnel.cut(end);
-        return None;
-    }
-    Some(())
+    client.answer_alone(carrier).await
 }
 
 /// `None`: the client was answered or has left.

@@ -1,14 +1,17 @@
 //! The HTTP proxy dialect: requests with a whole URL, each to its target, and CONNECT. `adit-proxy` speaks HTTP; this module opens
 //! the tunnels and carries their bytes.
 
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use adit_core::failure::DialFailure;
-use adit_core::session::{Promise, TunnelKind};
+use adit_core::session::{ProcessBudget, Promise, TunnelKind};
 use adit_proxy::http::{After, Connector, Proxy, Refusal, Served};
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
+use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
@@ -19,11 +22,24 @@ use crate::frontend::users::FrontendUsers;
 use crate::router::OpenTunnel;
 use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
-use adit_tunnel::{Carrier, Closing, close_gracefully};
+use adit_tunnel::{Carrier, Closing, close_gracefully, reset_on_close};
 
-/// Bytes between a tunnel and the HTTP connection to its target, each way, if memory is plentiful or not.
-const PIPE_BYTES: usize = 64 * 1024;
-const SMALL_PIPE_BYTES: usize = 8 * 1024;
+/// Bytes that an HTTP connection to a target and the pipe to its tunnel hold each way, if memory is plentiful or not.
+const BUFFER_BYTES: usize = 64 * 1024;
+const SMALL_BUFFER_BYTES: usize = 16 * 1024;
+
+/// How long a tunnel stays open whose HTTP connection has ended: the target gets its last bytes and may end in order.
+const LEFT_OPEN: Duration = Duration::from_secs(5);
+
+/// Bytes that a connection to a target may hold, each way.
+#[must_use]
+pub fn buffer_bytes(budget: &ProcessBudget) -> usize {
+    if budget.starts_small() {
+        SMALL_BUFFER_BYTES
+    } else {
+        BUFFER_BYTES
+    }
+}
 
 /// Serves one connection to its end. `peer` is its address for logs; with `users` it has to be one of them. Once this process leaves, no further request is read.
 ///
@@ -40,6 +56,10 @@ where
 {
     establish::run(async move {
         context.account_grpc(&io);
+        if let Some(socket) = io.tcp() {
+            // Only an orderly end undoes this: a response that is cut off, also by the end of this process, must not look complete.
+            reset_on_close(socket);
+        }
         let connector = Clients {
             access: context.admit(io.principal()),
             may_take_raw_lane: io.is_plain(),
@@ -47,37 +67,46 @@ where
             users,
             context: Arc::clone(&context),
         };
-        let (io, early, after) = match adit_proxy::http::serve(io, proxy, connector).await {
-            Served::Became(io, early, after) => (io, early, after),
-            Served::Closed | Served::Lost(After::Upgraded(_)) => return None,
-            Served::Broken(mut io) => {
-                close_gracefully(&mut io, Closing::CutOff).await;
-                return None;
-            }
+        match adit_proxy::http::serve(io, proxy, connector).await {
+            Served::Ended(mut io) => close_gracefully(&mut io, Closing::InOrder).await,
+            Served::Broken(mut io) => close_gracefully(&mut io, Closing::CutOff).await,
+            Served::Lost(After::Upgraded(_gone)) => (),
             Served::Lost(After::Tunnel(mut opened)) => {
                 opened.tunnel.answer_lost();
                 opened.tunnel.cut(EndReason::ClientGone);
-                return None;
             }
-        };
-        match after {
-            After::Tunnel(Opened { tunnel, open, .. }) => {
+            Served::Became(mut io, early, After::Upgraded(upgrade)) => {
+                let closing = match upgraded(&mut io, early, upgrade).await {
+                    Ok(_bytes) => Closing::InOrder,
+                    Err(_broken) => Closing::CutOff,
+                };
+                close_gracefully(&mut io, closing).await;
+            }
+            Served::Became(io, early, After::Tunnel(Opened { tunnel, open, .. })) => {
                 let class = || context.router.class_of(tunnel.destination(), open.link);
                 context.account(&io, open.agent.as_str(), class);
-                let (mut client, carrier) =
-                    Client::new(io, BytesMut::from(early), tunnel, open.carrier);
+                // A copy: these bytes keep the memory of a whole head alive.
+                let early = BytesMut::from(&early[..]);
+                let (mut client, mut carrier) = Client::new(io, early, tunnel, open.carrier);
                 client.unless_stopping(&carrier)?;
-                Some(client.copy(carrier))
-            }
-            After::Upgraded(upgrade) => {
-                let (mut io, mut target) = (io, TokioIo::new(upgrade.await.ok()?));
-                target.write_all(&early).await.ok()?;
-                // The task of the target's connection reports its bytes and its end.
-                let _ended = tokio::io::copy_bidirectional(&mut io, &mut target).await;
-                None
+                client.answer_alone(&mut carrier).await?;
+                return Some(client.copy(carrier));
             }
         }
+        None
     })
+}
+
+/// Carries the bytes of another protocol. The task of the target's connection reports them, and its end.
+async fn upgraded<S: Connection + Send>(
+    io: &mut S,
+    early: Bytes,
+    upgrade: OnUpgrade,
+) -> io::Result<(u64, u64)> {
+    let mut target = TokioIo::new(upgrade.await.map_err(io::Error::other)?);
+    target.write_all(&early).await?;
+    drop(early);
+    tokio::io::copy_bidirectional(io, &mut target).await
 }
 
 /// Opens tunnels for one client.
@@ -119,8 +148,8 @@ impl Connector for Clients {
         Err(Refusal::unauthenticated())
     }
 
-    fn permits(&self, target: &str) -> bool {
-        self.access.check(NETWORK, target).is_ok()
+    fn may_wait(&self) -> bool {
+        !self.context.router.budget().is_half_full()
     }
 
     async fn open(&self, target: &str, alone: bool) -> Result<Opened, Refusal> {
@@ -155,14 +184,22 @@ impl Connector for Clients {
             open,
             promise,
         } = opened;
-        let bytes = if self.context.router.budget().starts_small() {
-            SMALL_PIPE_BYTES
-        } else {
-            PIPE_BYTES
-        };
+        let bytes = buffer_bytes(self.context.router.budget());
         let (near, far) = pipe(bytes, promise);
+        let gone = near.gone();
         let (client, carrier) = Client::new(far, BytesMut::new(), tunnel, open.carrier);
-        self.spawn(client.copy(carrier));
+        let copying = client.copy(carrier);
+        self.spawn(async move {
+            let left = async {
+                gone.cancelled().await;
+                tokio::time::sleep(LEFT_OPEN).await;
+            };
+            tokio::select! {
+                () = copying => (),
+                // The target neither sends nor closes, and nobody would read it.
+                () = left => (),
+            }
+        });
         near
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use adit_core::session::Promise;
 use adit_tls::stream::Connection;
@@ -19,6 +20,7 @@ pub(super) struct PipeEnd {
     other_shut: Arc<AtomicBool>,
     /// Memory for what the owner of this end does with the bytes.
     _promise: Option<Promise>,
+    gone: DropGuard,
 }
 
 /// Two ends, with at most `bytes` on their way in each direction. The first keeps `promise`.
@@ -30,8 +32,16 @@ pub(super) fn pipe(bytes: usize, promise: Option<Promise>) -> (PipeEnd, PipeEnd)
         shut: Arc::clone(shut),
         other_shut: Arc::clone(other_shut),
         _promise: promise,
+        gone: CancellationToken::new().drop_guard(),
     };
     (end(a, &of_a, &of_b, promise), end(b, &of_b, &of_a, None))
+}
+
+impl PipeEnd {
+    /// Cancelled when this end is dropped.
+    pub(super) fn gone(&self) -> CancellationToken {
+        self.gone.token().clone()
+    }
 }
 
 impl AsyncRead for PipeEnd {

@@ -15,6 +15,7 @@ use crate::frontend::users::FrontendUsers;
 use adit_config::plan::ConnectPlan;
 use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
+use adit_tunnel::{Closing, close_gracefully};
 
 /// Serves one connection to its end. `peer` is its address for logs, `plan` bounds the time for the request. With
 /// `users` the client has to be one of them. Once this process
@@ -130,10 +131,12 @@ async fn answer<S: Connection + Send>(io: &mut S, octets: &[u8]) -> io::Result<(
     io.flush().await
 }
 
-/// Before the connection is closed. A client that has left needs no answer.
+/// And closes the connection, up to dropping it. A client that has left needs no answer.
 async fn answer_last<S: Connection + Send>(io: &mut S, octets: &[u8]) {
-    let _sent = answer(io, octets).await;
-    let _closed = io.shutdown().await;
+    if answer(io, octets).await.is_ok() {
+        // Input that nobody reads would reset the connection, and the answer with it.
+        close_gracefully(io, Closing::InOrder).await;
+    }
 }
 
 #[cfg(test)]

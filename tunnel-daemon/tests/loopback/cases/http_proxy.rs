@@ -5,6 +5,7 @@ use tokio::net::TcpStream;
 
 use super::curl::{page, run};
 use crate::support::connect::read_head;
+use crate::support::lanes::TUNNELS;
 use crate::support::skip::has_program;
 use crate::support::targets;
 use crate::support::wait::within;
@@ -73,10 +74,10 @@ async fn requests_of_one_connection_reach_several_targets_on_connections_that_st
         )
     });
     assert_eq!(opened.iter().flatten().sum::<f64>(), 2.0, "{opened:?}");
-    // Another client shares what waits.
+    // Some targets know a client by its connection.
     let mut other = client(&world).await;
     ask(&mut other, &get(&format!("127.0.0.1:{a}"))).await;
-    assert_eq!(within("a body", other.read_u8()).await.unwrap(), b'0');
+    assert_eq!(within("a body", other.read_u8()).await.unwrap(), b'1');
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -138,14 +139,35 @@ async fn a_response_that_is_cut_off_reaches_the_client_as_such() {
     .await;
     let (world, _agent) = World::linked(&TCP, &[]).await;
     for (port, is_whole) in [(whole, true), (cut, false)] {
-        let mut io = client(&world).await;
-        let head = ask(&mut io, &get(&format!("127.0.0.1:{port}"))).await;
-        assert!(head.contains("ransfer-encoding: chunked\r\n"), "{head}");
-        let mut body = String::new();
-        io.shutdown().await.unwrap();
-        let end = within("the end", io.read_to_string(&mut body)).await;
-        assert_eq!(body.ends_with("0\r\n\r\n"), is_whole, "{body:?}, {end:?}");
+        for version in ["1.1", "1.0"] {
+            let mut io = client(&world).await;
+            let target = format!("127.0.0.1:{port}");
+            let request = format!(
+                "GET http://{target}/ HTTP/{version}\r\nHost: {target}\r\nConnection: close\r\n\r\n"
+            );
+            let head = ask(&mut io, &request).await;
+            let is_chunked = head.contains("ransfer-encoding: chunked\r\n");
+            assert_eq!(is_chunked, version == "1.1", "{head}");
+            let mut body = String::new();
+            let end = within("the end", io.read_to_string(&mut body)).await;
+            assert_eq!(end.is_ok(), is_whole, "{version}: {body:?}, {end:?}");
+            let is_ended = !is_chunked || body.ends_with("0\r\n\r\n");
+            assert!(is_ended || !is_whole, "{body:?}");
+        }
     }
+}
+
+/// A client that leaves takes its request along, also from a target that says nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_ends_its_request() {
+    let (deaf, _deaf) = targets::deaf().await;
+    let (world, _agent) = World::linked(&TCP, &[]).await;
+    let mut io = client(&world).await;
+    let request = get(&format!("127.0.0.1:{deaf}"));
+    io.write_all(request.as_bytes()).await.expect("it is taken");
+    world.server_metric(TUNNELS, 1.0).await;
+    drop(io);
+    world.server_metric(TUNNELS, 0.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,7 @@
 //! Tests of CONNECT heads that never end, on paused time, and of answers that the client does not read.
 
+use std::time::Duration;
+
 use adit_core::ids::{AgentId, ConnId, LinkId};
 use tokio::io::{AsyncReadExt as _, duplex};
 use tokio::time::Instant;
