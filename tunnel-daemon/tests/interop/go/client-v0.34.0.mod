@@ -4,6 +4,7 @@ module adit.invalid/interop
 go 1.26.2
 
 require (
+	golang.org/x/net v0.55.0
 	google.golang.org/grpc v1.81.1
 	k8s.io/klog/v2 v2.140.0
 	sigs.k8s.io/apiserver-network-proxy v0.36.0
@@ -39,7 +40,6 @@ require (
 	github.com/x448/float16 v0.8.4 // indirect
 	go.yaml.in/yaml/v2 v2.4.4 // indirect
 	go.yaml.in/yaml/v3 v3.0.4 // indirect
-	golang.org/x/net v0.55.0 // indirect
 	golang.org/x/oauth2 v0.36.0 // indirect
 	golang.org/x/sys v0.45.0 // indirect
 	golang.org/x/term v0.43.0 // indirect

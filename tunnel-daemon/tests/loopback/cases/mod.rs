@@ -70,6 +70,7 @@ mod pki;
 mod plaintext_lanes;
 mod platforms;
 mod processes;
+mod proxy_clients;
 mod quiet_tunnels;
 mod relay_engine;
 mod revocation;

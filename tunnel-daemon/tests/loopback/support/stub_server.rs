@@ -10,8 +10,6 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::{HeaderMap, Response};
 use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -20,6 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::raw::Call;
+use super::tls;
 use super::wait::within;
 use super::world::World;
 
@@ -46,15 +45,7 @@ impl StubServer {
 
     /// The same on an existing listener.
     pub(crate) fn start_on(listener: TcpListener, world: &World) -> Self {
-        let cert = CertificateDer::from_pem_file(world.files.cert("server"));
-        let key = PrivateKeyDer::from_pem_file(world.files.key("server"));
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .expect("default versions")
-            .with_no_client_auth()
-            .with_single_cert(vec![cert.expect("a certificate")], key.expect("a key"))
-            .expect("a pair");
+        let mut config = tls::server_config(world, "server");
         config.alpn_protocols = vec![b"h2".to_vec(), ALPN.as_bytes().to_vec()];
         Self {
             listener,

@@ -1,4 +1,4 @@
-//! TLS connections to a server's ports, with or without a certificate.
+//! TLS connections to a server's ports, with or without a certificate, and TLS for targets.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::world::World;
 
@@ -77,6 +77,24 @@ pub(crate) async fn over(
     TlsConnector::from(Arc::new(config))
         .connect(name, stream)
         .await
+}
+
+/// A server's configuration with the world's certificate of this name.
+pub(crate) fn server_config(world: &World, name: &str) -> ServerConfig {
+    let cert = CertificateDer::from_pem_file(world.files.cert(name));
+    let key = PrivateKeyDer::from_pem_file(world.files.key(name));
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("default versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.expect("a certificate")], key.expect("a key"))
+        .expect("a pair")
+}
+
+/// Accepts TLS connections of any client; see [`server_config`].
+pub(crate) fn acceptor(world: &World, name: &str) -> TlsAcceptor {
+    TlsAcceptor::from(Arc::new(server_config(world, name)))
 }
 
 /// The certificate that the server presented.

@@ -47,6 +47,7 @@ func commands() []command {
 		{"agent-stub", "an agent made of packets", agentStub},
 		{"server-stub", "a server made of packets", serverStub},
 		{"tap", "between agents and a server, reports what only frames show", runTap},
+		{"proxied", "one of Go's own proxy clients, to targets of its own", proxied},
 		{"offline", "a program, beside a name server that knows no name", runOffline},
 	}
 }
