@@ -44,7 +44,9 @@ impl Users {
                 continue;
             }
             let wrong = |flaw| UsersError::Line { line: at + 1, flaw };
-            let (name, password) = line.split_once(':').ok_or(wrong("write NAME:PASSWORD"))?;
+            let (name, password) = line
+                .split_once(':')
+                .ok_or_else(|| wrong("write NAME:PASSWORD"))?;
             if name.is_empty() || password.is_empty() {
                 return Err(wrong("name and password must not be empty"));
             }

@@ -209,7 +209,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     ),
     entry(
         "memory",
-        "server and agent in memory cgroups of 64 MiB (version 2)",
+        "server and agent in memory cgroups of 64 and 256 MiB (version 2)",
         1200,
         // Those that an emulated machine ends within their own time limits.
         tests(

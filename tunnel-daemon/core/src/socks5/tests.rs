@@ -1,3 +1,5 @@
+//! Messages of SOCKS5 clients, their targets, and replies.
+
 use super::*;
 use crate::grant::ClientRules;
 

@@ -250,7 +250,7 @@ impl Body for ToTarget {
     fn size_hint(&self) -> SizeHint {
         self.body
             .as_ref()
-            .map_or(SizeHint::with_exact(0), Incoming::size_hint)
+            .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint)
     }
 }
 

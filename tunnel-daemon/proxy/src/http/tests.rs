@@ -1,4 +1,5 @@
 //! Clients of the proxy and targets behind it, in memory: what a target receives, octet by octet, and what a client gets.
+#![expect(clippy::disallowed_methods, reason = "tests on runtimes of their own")]
 
 use std::time::Duration;
 
@@ -17,13 +18,13 @@ const PIPE: usize = 1 << 20;
 /// Each tunnel's far end, and its target.
 struct World {
     client: DuplexStream,
-    dialed: mpsc::UnboundedReceiver<(String, DuplexStream)>,
+    dialed: mpsc::Receiver<(String, DuplexStream)>,
     leaving: CancellationToken,
     served: JoinHandle<Option<(DuplexStream, bytes::Bytes)>>,
 }
 
 struct InMemory {
-    dialed: mpsc::UnboundedSender<(String, DuplexStream)>,
+    dialed: mpsc::Sender<(String, DuplexStream)>,
 }
 
 impl Connector for InMemory {
@@ -47,6 +48,7 @@ impl Connector for InMemory {
         let (near, far) = duplex(PIPE);
         self.dialed
             .send((target.to_owned(), far))
+            .await
             .expect("the test waits");
         Ok(near)
     }
@@ -73,7 +75,7 @@ impl World {
 
     fn with(proxy: Arc<Proxy>, leaving: CancellationToken) -> Self {
         let (client, io) = duplex(PIPE);
-        let (dialed, targets) = mpsc::unbounded_channel();
+        let (dialed, targets) = mpsc::channel(8);
         let connector = InMemory { dialed };
         let served = tokio::spawn(async move {
             match serve(io, proxy, connector).await {

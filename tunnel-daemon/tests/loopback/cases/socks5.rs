@@ -18,12 +18,18 @@ const TCP: [&str; 2] = [
     "--insecure-plaintext-frontend",
 ];
 
+/// A text behind its length.
+fn counted(text: &str) -> Vec<u8> {
+    let length = u8::try_from(text.len()).expect("it is short");
+    [&[length], text.as_bytes()].concat()
+}
+
 /// Greeting without a password, and a CONNECT request for this host, all at once.
 fn hello(host: &str, port: u16) -> Vec<u8> {
     let host = match host.parse() {
         Ok(IpAddr::V4(ip)) => [&[1][..], &ip.octets()].concat(),
         Ok(IpAddr::V6(ip)) => [&[4][..], &ip.octets()].concat(),
-        Err(_name) => [&[3, u8::try_from(host.len()).unwrap()], host.as_bytes()].concat(),
+        Err(_name) => [vec![3], counted(host)].concat(),
     };
     [&[5, 1, 0, 5, 1, 0][..], &host, &port.to_be_bytes()].concat()
 }
@@ -186,14 +192,13 @@ async fn mutual_tls_is_spoken_before_socks() {
 
 /// A client that names a user: greeting, name and password, request.
 async fn ask_as(io: &mut TcpStream, user: &str, password: &str, port: u16) -> Vec<u8> {
-    let counted = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let request = hello("127.0.0.1", port);
     let all = [
         &[5, 2, 0, 2][..],
         &[1],
         &counted(user),
         &counted(password),
-        request.get(3..).unwrap(),
+        &request[3..],
     ]
     .concat();
     within("answers", async {
