@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/creack/pty"
@@ -78,10 +79,18 @@ func (n node) ExecInContainer(ctx context.Context, pod, _, _ string, command []s
 	if len(command) == 0 {
 		return errors.New("no command")
 	}
+	var environment []string
 	if id, err := os.ReadFile(filepath.Join(n.containers, pod)); err == nil {
 		command = append([]string{"nsenter", "--target=" + string(id), "--mount", "--root"}, command...)
+		variables, err := os.ReadFile(filepath.Join("/proc", string(id), "environ"))
+		if err != nil {
+			return err
+		}
+		environment = strings.Split(strings.TrimSuffix(string(variables), "\x00"), "\x00")
 	}
 	program := exec.CommandContext(ctx, command[0], command[1:]...)
+	// Without a container that of this process.
+	program.Env = environment
 	var err error
 	if tty {
 		err = onTerminal(program, in, out, resize)
