@@ -17,6 +17,7 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::time::Sleep;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Refusal;
 use super::idle::Idle;
@@ -28,6 +29,8 @@ pub(super) type ToClient<C> = Either<Full<Bytes>, FromTarget<C>>;
 
 /// How long a target may take to say that it wants the body; then it gets it unasked (RFC 9110, section 10.1.1).
 const CONTINUE_WITHIN: Duration = Duration::from_secs(1);
+/// How long a connection to a target goes on that no request needs any more: its last bytes are on their way.
+const LEFT_OPEN: Duration = Duration::from_secs(5);
 /// How long a connection that waited may take to be ready for the next request.
 const READY_WITHIN: Duration = Duration::from_millis(100);
 
@@ -63,7 +66,7 @@ pub(super) async fn exchange<C: Connector>(
     }
     let sent = match waited {
         None => Err(request),
-        Some(mut sender) => match sender.try_send_request(request).await {
+        Some(mut sender) => match sender.requests.try_send_request(request).await {
             Ok(response) => Ok((sender, response)),
             Err(mut failed) => {
                 let same = || {
@@ -81,7 +84,7 @@ pub(super) async fn exchange<C: Connector>(
         Ok(both) => both,
         Err(request) => {
             let mut sender = connect(client, &target).await?;
-            let sent = sender.try_send_request(request).await;
+            let sent = sender.requests.try_send_request(request).await;
             (
                 sender,
                 sent.map_err(|failed| Refusal::no_response(failed.error()))?,
@@ -94,6 +97,7 @@ pub(super) async fn exchange<C: Connector>(
         body,
         request: progress,
         connection: Some((sender, target)),
+        is_last: false,
         idle: Arc::clone(&client.idle),
         connector: Arc::clone(&client.connector),
     };
@@ -110,28 +114,23 @@ pub(super) async fn exchange<C: Connector>(
         return Ok(Response::from_parts(parts, Either::Left(Full::default())));
     }
     response_framing(&mut parts)?;
-    if parts.version != Version::HTTP_11 {
-        // Its next request would be of that version, too.
-        body.connection = None;
-    }
+    // Its next request would be of that version, too.
+    body.is_last = parts.version != Version::HTTP_11;
     for_client(&mut parts, via, false);
     Ok(Response::from_parts(parts, Either::Right(body)))
 }
 
 /// A connection to the target that has waited, ready for a request.
-async fn ready(idle: &Idle, target: &str) -> Option<SendRequest<ToTarget>> {
+async fn ready(idle: &Idle, target: &str) -> Option<Sender> {
     while let Some(mut sender) = idle.take(target) {
-        if let Ok(Ok(())) = tokio::time::timeout(READY_WITHIN, sender.ready()).await {
+        if let Ok(Ok(())) = tokio::time::timeout(READY_WITHIN, sender.requests.ready()).await {
             return Some(sender);
         }
     }
     None
 }
 
-async fn connect<C: Connector>(
-    client: &Connection<C>,
-    target: &str,
-) -> Result<SendRequest<ToTarget>, Refusal> {
+async fn connect<C: Connector>(client: &Connection<C>, target: &str) -> Result<Sender, Refusal> {
     let tunnel = client.connector.open(target, false).await?;
     let stream = client.connector.stream(tunnel);
     let mut builder = http1::Builder::new();
@@ -139,13 +138,32 @@ async fn connect<C: Connector>(
         .preserve_header_case(true)
         .max_buf_size(client.proxy.buffer_bytes);
     let connecting = builder.handshake(TokioIo::new(stream)).await;
-    let (sender, connection) = connecting.map_err(|error| Refusal::no_response(&error))?;
+    let (requests, connection) = connecting.map_err(|error| Refusal::no_response(&error))?;
+    let needed = CancellationToken::new();
+    let left = needed.clone();
     client.connector.spawn(async move {
-        if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%error, "a target's connection failed");
+        let left = async {
+            left.cancelled().await;
+            tokio::time::sleep(LEFT_OPEN).await;
+        };
+        tokio::select! {
+            ended = connection.with_upgrades() => if let Err(error) = ended {
+                tracing::debug!(%error, "a target's connection failed");
+            },
+            // The target takes no more bytes, and nobody waits for it.
+            () = left => (),
         }
     });
-    Ok(sender)
+    Ok(Sender {
+        requests,
+        _needed: needed.drop_guard(),
+    })
+}
+
+/// A connection to a target. Dropped, it ends.
+pub(super) struct Sender {
+    pub(super) requests: SendRequest<ToTarget>,
+    _needed: DropGuard,
 }
 
 /// How far a request's body has come.
@@ -266,7 +284,9 @@ pub(super) struct FromTarget<C: Connector> {
     body: Incoming,
     request: Arc<Progress>,
     /// The connection, and its target.
-    connection: Option<(SendRequest<ToTarget>, String)>,
+    connection: Option<(Sender, String)>,
+    /// The connection takes no further request.
+    is_last: bool,
     idle: Arc<Idle>,
     connector: Arc<C>,
 }
@@ -276,7 +296,8 @@ impl<C: Connector> FromTarget<C> {
         let Some((sender, target)) = self.connection.take() else {
             return;
         };
-        if self.request.state() == BODY_SENT && !sender.is_closed() && self.connector.may_wait() {
+        let is_done = self.request.state() == BODY_SENT && !sender.requests.is_closed();
+        if is_done && !self.is_last && self.connector.may_wait() {
             self.idle.put(target, sender);
         }
     }

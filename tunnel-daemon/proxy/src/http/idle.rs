@@ -3,10 +3,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hyper::client::conn::http1::SendRequest;
 use tokio::time::Instant;
 
-use super::exchange::ToTarget;
+use super::exchange::Sender;
 
 /// How long a connection waits for its next request.
 const IDLE: Duration = Duration::from_secs(30);
@@ -20,20 +19,20 @@ pub(super) struct Idle(Mutex<Vec<Waiting>>);
 
 struct Waiting {
     target: String,
-    sender: SendRequest<ToTarget>,
+    sender: Sender,
     since: Instant,
 }
 
 impl Idle {
     /// A connection to this target.
-    pub(super) fn take(&self, target: &str) -> Option<SendRequest<ToTarget>> {
+    pub(super) fn take(&self, target: &str) -> Option<Sender> {
         let mut waiting = self.waiting();
         let at = waiting.iter().rposition(|one| one.target == target)?;
         Some(waiting.remove(at).sender)
     }
 
     /// Keeps a connection for the next request.
-    pub(super) fn put(&self, target: String, sender: SendRequest<ToTarget>) {
+    pub(super) fn put(&self, target: String, sender: Sender) {
         let mut waiting = self.waiting();
         if waiting.len() >= WAITING_MAX {
             waiting.remove(0);
@@ -45,10 +44,18 @@ impl Idle {
         });
     }
 
+    /// Ends those that have waited too long, or all.
+    pub(super) fn sweep(&self, may_wait: bool) {
+        let mut waiting = self.waiting();
+        if !may_wait {
+            waiting.clear();
+        }
+    }
+
     /// Those that have not waited too long.
     fn waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.retain(|one| !one.sender.is_closed() && one.since.elapsed() < IDLE);
+        waiting.retain(|one| !one.sender.requests.is_closed() && one.since.elapsed() < IDLE);
         waiting
     }
 }

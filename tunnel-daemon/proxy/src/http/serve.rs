@@ -14,6 +14,7 @@ use hyper::service::service_fn;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Refusal;
@@ -23,6 +24,11 @@ use super::request::{Asked, asked};
 
 /// Octets of a request head, at most: no more is held of a client that has not asked for anything yet.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
+
+/// How often connections are looked for that have waited too long.
+const SWEEP: Duration = Duration::from_secs(5);
+/// How long a client may take to read the rest of its last response.
+const FLUSH_WITHIN: Duration = Duration::from_secs(30);
 
 /// Opens tunnels for one client.
 pub trait Connector: Send + Sync + 'static {
@@ -164,7 +170,12 @@ where
     let mut connection = builder.serve_connection(TokioIo::new(io), service);
     let mut leaving = pin!(proxy.leaving.cancelled());
     let mut is_leaving = false;
+    let mut sweeps = tokio::time::interval_at(Instant::now() + SWEEP, SWEEP);
     let mut ended = poll_fn(|cx| {
+        if sweeps.poll_tick(cx).is_ready() {
+            client.idle.sweep(client.connector.may_wait());
+            cx.waker().wake_by_ref();
+        }
         if !is_leaving && leaving.as_mut().poll(cx).is_ready() {
             is_leaving = true;
             if !client.switched.is_set() {
@@ -176,7 +187,11 @@ where
     .await;
     if ended.is_ok() && !client.switched.is_set() {
         // What it still holds for the client is written only by its shutdown.
-        ended = (&mut connection).await;
+        let flushed = tokio::time::timeout(FLUSH_WITHIN, &mut connection).await;
+        let Ok(flushed) = flushed else {
+            return Served::Broken(connection.into_parts().io.into_inner());
+        };
+        ended = flushed;
     }
     let parts = connection.into_parts();
     let io = parts.io.into_inner();

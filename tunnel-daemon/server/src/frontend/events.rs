@@ -190,6 +190,8 @@ pub struct ClientTunnel {
     driver: Driver,
     driver_reason: DriverReason,
     over: bool,
+    /// Its client drops it, too, and not only the end of this process.
+    dropped_by_client: bool,
 }
 
 impl ClientTunnel {
@@ -212,7 +214,13 @@ impl ClientTunnel {
             driver: Driver::Task,
             driver_reason: DriverReason::Framed,
             over: true,
+            dropped_by_client: false,
         }
+    }
+
+    /// Dropping it means that its client has left, unless this process ends.
+    pub(super) fn dropped_by_client(&mut self) {
+        self.dropped_by_client = true;
     }
 
     /// A dial starts. The dial records the agents it asks in the returned list.
@@ -389,7 +397,14 @@ impl ClientTunnel {
 
 impl Drop for ClientTunnel {
     fn drop(&mut self) {
-        let reason = EndReason::of_drop();
+        let reason = match EndReason::of_drop() {
+            EndReason::Shutdown
+                if self.dropped_by_client && !self.context.leaving.is_cancelled() =>
+            {
+                EndReason::ClientGone
+            }
+            reason => reason,
+        };
         if self.open.is_some() {
             self.cut(reason);
         } else if !self.over {

@@ -15,7 +15,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::frontend::establish::{self, Client, NETWORK, dial_id, report};
+use crate::frontend::establish::{self, Client, Copying, NETWORK, dial_id, report};
 use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
 use crate::frontend::pipe::{PipeEnd, pipe};
 use crate::frontend::users::FrontendUsers;
@@ -86,11 +86,18 @@ where
                 let class = || context.router.class_of(tunnel.destination(), open.link);
                 context.account(&io, open.agent.as_str(), class);
                 // A copy: these bytes keep the memory of a whole head alive.
-                let early = BytesMut::from(&early[..]);
-                let (mut client, mut carrier) = Client::new(io, early, tunnel, open.carrier);
+                let copied = BytesMut::from(&early[..]);
+                drop(early);
+                let (mut client, carrier) = Client::new(io, copied, tunnel, open.carrier);
                 client.unless_stopping(&carrier)?;
-                client.answer_alone(&mut carrier).await?;
-                return Some(client.copy(carrier));
+                // In a box of its own: neither end may send for long, and what came before needs more memory.
+                let answered: Copying = Box::pin(establish::run(async move {
+                    // Named in this order, so that cancelling drops the tunnel before the client.
+                    let (mut client, mut carrier) = (client, carrier);
+                    client.answer_alone(&mut carrier).await?;
+                    Some(client.copy(carrier))
+                }));
+                return Some(answered);
             }
         }
         None
@@ -155,6 +162,7 @@ impl Connector for Clients {
     async fn open(&self, target: &str, alone: bool) -> Result<Opened, Refusal> {
         let context = &self.context;
         let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpProxy);
+        tunnel.dropped_by_client();
         let asked = tunnel.dialing(target);
         let raw_lane = alone && self.may_take_raw_lane && context.has_room_for_raw_lane();
         let promise = (!alone).then(|| context.router.budget().promise(TunnelKind::Socket));

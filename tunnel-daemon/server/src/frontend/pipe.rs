@@ -18,23 +18,24 @@ pub(super) struct PipeEnd {
     io: DuplexStream,
     shut: Arc<AtomicBool>,
     other_shut: Arc<AtomicBool>,
-    /// Memory for what the owner of this end does with the bytes.
-    _promise: Option<Promise>,
+    /// Memory for the pipe, and for what its owners do with the bytes.
+    _promise: Option<Arc<Promise>>,
     gone: DropGuard,
 }
 
-/// Two ends, with at most `bytes` on their way in each direction. The first keeps `promise`.
+/// Two ends, with at most `bytes` on their way in each direction. They keep `promise`.
 pub(super) fn pipe(bytes: usize, promise: Option<Promise>) -> (PipeEnd, PipeEnd) {
     let (a, b) = tokio::io::duplex(bytes);
     let [of_a, of_b] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-    let end = |io, shut: &Arc<AtomicBool>, other_shut: &Arc<AtomicBool>, promise| PipeEnd {
+    let promise = promise.map(Arc::new);
+    let end = |io, shut: &Arc<AtomicBool>, other_shut: &Arc<AtomicBool>| PipeEnd {
         io,
         shut: Arc::clone(shut),
         other_shut: Arc::clone(other_shut),
-        _promise: promise,
+        _promise: promise.clone(),
         gone: CancellationToken::new().drop_guard(),
     };
-    (end(a, &of_a, &of_b, promise), end(b, &of_b, &of_a, None))
+    (end(a, &of_a, &of_b), end(b, &of_b, &of_a))
 }
 
 impl PipeEnd {

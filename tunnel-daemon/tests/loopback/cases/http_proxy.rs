@@ -168,6 +168,8 @@ async fn a_client_that_leaves_ends_its_request() {
     world.server_metric(TUNNELS, 1.0).await;
     drop(io);
     world.server_metric(TUNNELS, 0.0).await;
+    let gone = "adit_tunnels_closed_total{reason=\"client_gone\"}";
+    world.server_metric(gone, 1.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

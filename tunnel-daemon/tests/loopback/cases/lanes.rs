@@ -1,5 +1,6 @@
 //! Lanes between Adit server and agent: their limits, tunnels on them, and the end of a lane or of its link.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt as _;
@@ -169,11 +170,15 @@ async fn tunnels_on_lanes_outlive_their_link() {
     connect::echo(&mut stream, b"before").await;
     let (source, _flood) = targets::source(u64::MAX).await;
     let mut paused = connect::open(&world.connect(), &format!("127.0.0.1:{source}")).await;
+    let pool = world.server().lanes().remove(0);
     wire.cut_link();
-    world.links(0).await;
-    world.server_metric(IDLE, 0.0).await;
+    // The agent reconnects at once, with lanes of its new link.
+    until("the link's end", || {
+        let pools = world.server().lanes();
+        pools.iter().all(|other| !Arc::ptr_eq(other, &pool))
+    })
+    .await;
     connect::echo(&mut stream, b"after").await;
-    // The agent reconnects, with lanes of its new link.
     world.links(1).await;
     warm(&world).await;
     connect::echo(&mut stream, b"still").await;
