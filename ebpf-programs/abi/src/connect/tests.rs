@@ -3,14 +3,11 @@
 extern crate std;
 
 use core::cell::RefCell;
-use std::vec;
 use std::vec::Vec;
 
 use super::*;
 use crate::tables::{ACTION_JOIN, ACTION_LEAVE, FLAG_HOME, SCOPE_BITS};
 
-/// A network that rules of these tests redirect.
-const TEN: Endpoint = Endpoint::v4([10, 0, 0, 0], 0);
 const VIA4: Endpoint = Endpoint::v4([127, 0, 0, 1], 40_000);
 const VIA6: Endpoint = Endpoint::v6([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], 40_001);
 
@@ -115,7 +112,12 @@ fn tables(rules: Vec<(u32, [u8; 20], Rule)>) -> Tables {
 }
 
 fn ten() -> Tables {
-    tables(vec![rule(TEN, 8, ACTION_REDIRECT, 0)])
+    tables(std::vec![rule(
+        Endpoint::v4([10, 0, 0, 0], 0),
+        8,
+        ACTION_REDIRECT,
+        0
+    )])
 }
 
 fn call(destination: Endpoint) -> Call {
@@ -126,14 +128,6 @@ fn call(destination: Endpoint) -> Call {
 }
 
 const INSIDE: Endpoint = Endpoint::v4([10, 1, 2, 3], 9090);
-
-/// Why a call to `destination` is left alone.
-fn left(destination: Endpoint, around: &Tables) -> CallOutcome {
-    match decide(&call(destination), around) {
-        Decision::Leave(why) => why,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[test]
 fn a_call_that_matches_a_rule_is_redirected_and_its_destination_stored() {
@@ -168,7 +162,7 @@ fn an_unmet_condition_leaves_the_call_unchanged() {
     for (spoil, why) in rows {
         let mut around = ten();
         spoil(&mut around);
-        assert_eq!(left(INSIDE, &around), why);
+        assert_eq!(decide(&call(INSIDE), &around), Decision::Leave(why));
     }
     let udp = Call {
         is_tcp: false,
@@ -195,10 +189,10 @@ fn calls_from_a_namespace_without_a_listener_go_to_the_node_listener() {
     let flags: Vec<u32> = around.stored.borrow().iter().map(|o| o.flags).collect();
     assert_eq!(flags, [0, ORIGIN_TO_NODE]);
     // The node listener has no address of this family.
-    around.rules = vec![rule(Endpoint::v6([0; 16], 0), 0, ACTION_REDIRECT, 0)];
+    around.rules = std::vec![rule(Endpoint::v6([0; 16], 0), 0, ACTION_REDIRECT, 0)];
     assert_eq!(
-        left(Endpoint::v6([0x20; 16], 80), &around),
-        CallOutcome::NoListener
+        decide(&call(Endpoint::v6([0x20; 16], 80)), &around),
+        Decision::Leave(CallOutcome::NoListener)
     );
 }
 
@@ -206,12 +200,22 @@ fn calls_from_a_namespace_without_a_listener_go_to_the_node_listener() {
 fn rules_of_another_generation_do_not_match() {
     let mut around = ten();
     around.generation = 1;
-    assert_eq!(left(INSIDE, &around), CallOutcome::NoRule);
+    assert_eq!(
+        decide(&call(INSIDE), &around),
+        Decision::Leave(CallOutcome::NoRule)
+    );
 }
 
 #[test]
 fn a_deny_rule_denies_only_calls_that_it_would_have_redirected() {
-    let closed = || tables(vec![rule(TEN, 8, ACTION_REDIRECT, FLAG_DENY)]);
+    let closed = || {
+        tables(std::vec![rule(
+            Endpoint::v4([10, 0, 0, 0], 0),
+            8,
+            ACTION_REDIRECT,
+            FLAG_DENY
+        )])
+    };
     let mut gone = closed();
     gone.listens = false;
     assert_eq!(decide(&call(INSIDE), &gone), Decision::Deny);
@@ -221,45 +225,93 @@ fn a_deny_rule_denies_only_calls_that_it_would_have_redirected() {
     let mut bound = closed();
     bound.bound = true;
     assert_eq!(decide(&call(INSIDE), &bound), Decision::Deny);
-    let elsewhere = Endpoint::v4([11, 0, 0, 1], 80);
-    assert_eq!(left(elsewhere, &gone), CallOutcome::NoRule);
+    let elsewhere = call(Endpoint::v4([11, 0, 0, 1], 80));
+    assert_eq!(
+        decide(&elsewhere, &gone),
+        Decision::Leave(CallOutcome::NoRule)
+    );
     // Calls of the daemon's own sockets pass, or the tunnel could never reconnect.
     gone.exempt.set(true);
-    assert_eq!(left(INSIDE, &gone), CallOutcome::Exempt);
+    assert_eq!(
+        decide(&call(INSIDE), &gone),
+        Decision::Leave(CallOutcome::Exempt)
+    );
     assert_eq!(decide(&call(INSIDE), &closed()), Decision::Redirect(VIA4));
 }
 
 #[test]
 fn the_longest_prefix_wins_and_then_the_port() {
+    let ten = Endpoint::v4([10, 0, 0, 0], 0);
     let inner = Endpoint::v4([10, 1, 0, 0], 0);
     let redirect = Decision::Redirect(VIA4);
     let excluded = Decision::Leave(CallOutcome::Excluded);
-    let [ten_port, inner_port] = [TEN, inner].map(|prefix| Endpoint {
+    let with_port = |endpoint: Endpoint| Endpoint {
         port: 9090,
-        ..prefix
-    });
-    let redirects = |prefix, bits| rule(prefix, bits, ACTION_REDIRECT, 0);
-    let leaves = |prefix, bits| rule(prefix, bits, ACTION_LEAVE, 0);
+        ..endpoint
+    };
     for (rules, expected) in [
         // An exclusion inside a rule, and a rule inside an exclusion.
-        ([redirects(TEN, 8), leaves(inner, 16)], excluded),
-        ([leaves(TEN, 8), redirects(inner, 16)], redirect),
+        (
+            std::vec![
+                rule(ten, 8, ACTION_REDIRECT, 0),
+                rule(inner, 16, ACTION_LEAVE, 0)
+            ],
+            excluded,
+        ),
+        (
+            std::vec![
+                rule(ten, 8, ACTION_LEAVE, 0),
+                rule(inner, 16, ACTION_REDIRECT, 0)
+            ],
+            redirect,
+        ),
         // The longer prefix wins, even if the shorter one names the port.
-        ([redirects(ten_port, 8), leaves(inner, 16)], excluded),
-        ([redirects(inner_port, 16), leaves(TEN, 8)], redirect),
+        (
+            std::vec![
+                rule(with_port(ten), 8, ACTION_REDIRECT, 0),
+                rule(inner, 16, ACTION_LEAVE, 0)
+            ],
+            excluded,
+        ),
+        (
+            std::vec![
+                rule(with_port(inner), 16, ACTION_REDIRECT, 0),
+                rule(ten, 8, ACTION_LEAVE, 0)
+            ],
+            redirect,
+        ),
         // Of two rules with equal prefixes, the rule with the port wins.
-        ([redirects(ten_port, 8), leaves(TEN, 8)], redirect),
-        ([leaves(ten_port, 8), redirects(TEN, 8)], excluded),
+        (
+            std::vec![
+                rule(with_port(ten), 8, ACTION_REDIRECT, 0),
+                rule(ten, 8, ACTION_LEAVE, 0)
+            ],
+            redirect,
+        ),
+        (
+            std::vec![
+                rule(with_port(ten), 8, ACTION_LEAVE, 0),
+                rule(ten, 8, ACTION_REDIRECT, 0)
+            ],
+            excluded,
+        ),
     ] {
-        assert_eq!(decide(&call(INSIDE), &tables(rules.into())), expected);
+        assert_eq!(decide(&call(INSIDE), &tables(rules)), expected);
     }
 }
 
 #[test]
 fn a_rule_for_all_ipv6_addresses_does_not_match_ipv4() {
-    let everywhere = Endpoint::v6([0; 16], 0);
-    let all6 = tables(vec![rule(everywhere, 0, ACTION_REDIRECT, 0)]);
-    assert_eq!(left(INSIDE, &all6), CallOutcome::NoRule);
+    let all6 = tables(std::vec![rule(
+        Endpoint::v6([0; 16], 0),
+        0,
+        ACTION_REDIRECT,
+        0
+    )]);
+    assert_eq!(
+        decide(&call(INSIDE), &all6),
+        Decision::Leave(CallOutcome::NoRule)
+    );
     assert_eq!(
         decide(&call(Endpoint::v6([0x20; 16], 80)), &all6),
         Decision::Redirect(VIA6)
@@ -268,31 +320,44 @@ fn a_rule_for_all_ipv6_addresses_does_not_match_ipv4() {
 
 #[test]
 fn a_call_to_the_listener_itself_is_not_redirected() {
-    let everywhere = Endpoint::v4([0; 4], 0);
-    let all = tables(vec![rule(everywhere, 0, ACTION_REDIRECT, 0)]);
-    assert_eq!(left(VIA4, &all), CallOutcome::Excluded);
+    let all = tables(std::vec![rule(
+        Endpoint::v4([0; 4], 0),
+        0,
+        ACTION_REDIRECT,
+        0
+    )]);
+    assert_eq!(
+        decide(&call(VIA4), &all),
+        Decision::Leave(CallOutcome::Excluded)
+    );
     assert!(all.stored.borrow().is_empty());
 }
 
 #[test]
 fn a_process_that_calls_the_tunnel_server_becomes_exempt() {
     let server = Endpoint::v4([10, 0, 0, 1], 8091);
-    let around = tables(vec![
-        rule(TEN, 8, ACTION_REDIRECT, 0),
+    let around = tables(std::vec![
+        rule(Endpoint::v4([10, 0, 0, 0], 0), 8, ACTION_REDIRECT, 0),
         rule(server, 32, ACTION_JOIN, 0),
     ]);
     assert_eq!(decide(&call(INSIDE), &around), Decision::Redirect(VIA4));
-    assert_eq!(left(server, &around), CallOutcome::Excluded);
+    assert_eq!(
+        decide(&call(server), &around),
+        Decision::Leave(CallOutcome::Excluded)
+    );
     // Calls that the joined process makes for clients are never redirected.
-    assert_eq!(left(INSIDE, &around), CallOutcome::Exempt);
+    assert_eq!(
+        decide(&call(INSIDE), &around),
+        Decision::Leave(CallOutcome::Exempt)
+    );
 }
 
 #[test]
 fn loopback_calls_exempt_a_process_only_in_the_servers_namespace() {
     let server = Endpoint::v4([127, 0, 0, 1], 8091);
     let rules = || {
-        vec![
-            rule(TEN, 8, ACTION_REDIRECT, 0),
+        std::vec![
+            rule(Endpoint::v4([10, 0, 0, 0], 0), 8, ACTION_REDIRECT, 0),
             rule(server, 32, ACTION_JOIN, FLAG_HOME),
         ]
     };
