@@ -236,7 +236,7 @@ pub struct CheckOptions {
         allow_hyphen_values = true
     )]
     pub command: Vec<String>,
-    /// What [`Self::command`] says.
+    /// What that command line says.
     #[arg(skip)]
     pub given: CheckGiven,
 }

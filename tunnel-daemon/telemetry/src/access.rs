@@ -81,7 +81,7 @@ pub struct AccessLog {
 
 impl AccessLog {
     /// At most `per_second` events per second on average and twice as many at once; 0 means no limit. `suppressed_total` counts
-    /// suppressed events ([`AditMetrics::access_events_suppressed`](crate::AditMetrics::access_events_suppressed)).
+    /// suppressed events (`access_events_suppressed` of [`AditMetrics`](crate::AditMetrics)).
     #[must_use]
     pub fn new(per_second: u32, suppressed_total: IntCounter) -> Self {
         let burst = per_second.saturating_mul(BURST_SECONDS);
