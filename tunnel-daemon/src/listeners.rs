@@ -301,7 +301,7 @@ impl<'a> Listening<'a> {
                 let keepalive = self.plan.frontend_keepalive;
                 let serve = move |stream: ByteStream| {
                     // Here, not with the first tunnel: a connection without tunnels ends, too.
-                    context.account_grpc(&stream);
+                    context.account_shared(&stream);
                     let admission = context.admit(stream.principal().map(AsRef::as_ref));
                     let stream = grpc::ClientSocket::new(stream, context.router.budget());
                     let io = AuthorityIo::new(stream, Limits::default());
@@ -318,14 +318,13 @@ impl<'a> Listening<'a> {
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }
             Dialect::HttpProxy => {
-                let timeout = self.plan.connect.head_timeout;
+                let requests = self.plan.connect;
                 let buffers = http_proxy::buffer_bytes(context.router.budget());
-                let proxy = Proxy::new(timeout, buffers, context.leaving.clone());
-                let proxy = Arc::new(proxy);
+                let proxy = Arc::new(Proxy::new(buffers, context.leaving.clone()));
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
                     let (context, proxy) = (Arc::clone(&context), Arc::clone(&proxy));
-                    http_proxy::serve(stream, peer, context, proxy, users.clone())
+                    http_proxy::serve(stream, peer, context, proxy, requests, users.clone())
                 };
                 self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
             }

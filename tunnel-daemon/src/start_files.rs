@@ -40,6 +40,7 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<PathBuf> {
     }
     paths.extend(plan.agents.crl.clone());
     paths.extend(plan.agents.deny.clone());
+    paths.extend(plan.users.clone());
     let redirect = plan.transparent.redirect.as_ref();
     paths.extend(redirect.and_then(|redirect| redirect.file.clone()));
     if !plan.destinations.allowed.is_empty() {

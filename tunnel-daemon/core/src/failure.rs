@@ -1,5 +1,6 @@
 //! Why a dial failed, with the text and the metric label of each cause.
 
+use crate::destination::is_denial;
 use crate::grant::TargetDenied;
 
 /// Outcome of a failed dial: one variant per cause that callers treat differently.
@@ -47,6 +48,72 @@ pub enum DialFailure {
     /// This server is short of file descriptors and serves no further clients.
     #[error("server is short of file descriptors")]
     NoDescriptors,
+}
+
+/// What an agent's text says of a failed dial.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TargetFailure {
+    /// The agent's allow list has no such target.
+    Denied,
+    /// The name does not exist, or has no address of the requested family.
+    NoSuchHost,
+    /// No name server answered in time.
+    LookupTimedOut,
+    /// The lookup failed in another way.
+    Lookup,
+    /// The target refused the connection.
+    Refused,
+    /// The target did not answer in time.
+    TimedOut,
+    /// There is no way to the target's host.
+    HostUnreachable,
+    /// There is no way to the target's network, or none for its address family.
+    NetworkUnreachable,
+    /// The agent is at a limit.
+    Overload,
+    /// The agent is stopping.
+    Stopping,
+    /// The connection failed in another way.
+    Connect,
+    /// Anything else.
+    Other,
+}
+
+impl TargetFailure {
+    /// Reads the text, in which both Go's dialler and Adit's write the cause last.
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        if is_denial(text) {
+            return Self::Denied;
+        }
+        let cause = text.rsplit(": ").next().unwrap_or(text);
+        let is_lookup = text.contains(": lookup ") || text.starts_with("lookup ");
+        match cause {
+            "no such host" | "no suitable address found" => Self::NoSuchHost,
+            "i/o timeout" | "context deadline exceeded" if is_lookup => Self::LookupTimedOut,
+            // An error of a name server's socket does not concern the target.
+            _ if is_lookup => Self::Lookup,
+            "connection refused" => Self::Refused,
+            "i/o timeout"
+            | "context deadline exceeded"
+            | "connection timed out"
+            | "operation timed out" => Self::TimedOut,
+            "no route to host" | "host is down" => Self::HostUnreachable,
+            "network is unreachable"
+            | "network is down"
+            | "cannot assign requested address"
+            | "address family not supported by protocol" => Self::NetworkUnreachable,
+            "too many open files"
+            | "too many open files in system"
+            | "no buffer space available"
+            | "cannot allocate memory"
+            | "agent is short of memory for tunnels"
+            | "this agent is at its limit of open targets" => Self::Overload,
+            "this agent is stopping" => Self::Stopping,
+            _ if text.contains(": connect: ") => Self::Connect,
+            _ => Self::Other,
+        }
+    }
 }
 
 impl DialFailure {

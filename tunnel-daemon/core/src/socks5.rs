@@ -9,8 +9,8 @@ mod tests;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::destination::is_denial;
-use crate::failure::DialFailure;
+use crate::failure::{DialFailure, TargetFailure};
+use crate::target::is_host_name;
 
 /// Octets of the longest message of a client: a user name and a password of 255 octets each.
 pub const MESSAGE_LEN_MAX: usize = 3 + 255 + 255;
@@ -22,9 +22,6 @@ const CONNECT: u8 = 1;
 const IPV4: u8 = 1;
 const NAME: u8 = 3;
 const IPV6: u8 = 4;
-/// Octets of a name in text form (RFC 1035, section 2.3.4), without a final dot.
-const NAME_LEN_MAX: usize = 253;
-const LABEL_LEN_MAX: usize = 63;
 
 /// A message that is complete, and how many octets it has.
 pub type Parsed<T> = Result<Option<(T, usize)>, Rejection>;
@@ -108,11 +105,11 @@ impl fmt::Debug for Credentials<'_> {
     }
 }
 
-/// Parses the greeting: the version, and the methods that the client offers. `wanted` is the one that is chosen.
+/// Parses the greeting: the version, and the methods that the client offers, among them `wanted`.
 ///
 /// # Errors
 /// The client speaks another protocol, or does not offer `wanted`.
-pub fn greeting(bytes: &[u8], wanted: Method) -> Parsed<Method> {
+pub fn greeting(bytes: &[u8], wanted: Method) -> Parsed<()> {
     match bytes.first() {
         None | Some(&VERSION) => (),
         Some(&VERSION_OF_SOCKS4) => return Err(Rejection::Socks4),
@@ -125,7 +122,7 @@ pub fn greeting(bytes: &[u8], wanted: Method) -> Parsed<Method> {
     if !methods.contains(&(wanted as u8)) {
         return Err(Rejection::NoMethod);
     }
-    Ok(Some((wanted, len)))
+    Ok(Some(((), len)))
 }
 
 /// Parses user name and password.
@@ -199,15 +196,7 @@ impl<'a> Target<'a> {
         if let Ok(ip) = name.parse() {
             return Some(Self::Ip(ip));
         }
-        let relative = name.strip_suffix('.').unwrap_or(name);
-        let is_label = |label: &str| {
-            (1..=LABEL_LEN_MAX).contains(&label.len())
-                && label
-                    .bytes()
-                    .all(|octet| octet.is_ascii_alphanumeric() || b"-_".contains(&octet))
-        };
-        (relative.len() <= NAME_LEN_MAX && relative.split('.').all(is_label))
-            .then_some(Self::Name(name))
+        is_host_name(name).then_some(Self::Name(name))
     }
 
     fn with(&self, port: u16) -> String {
@@ -269,21 +258,19 @@ impl Reply {
         }
     }
 
-    /// The reply to an agent's text: Go's dialler and Adit's both write the cause last.
     fn of_answer(text: &str) -> Self {
-        let cause = text.rsplit(": ").next().unwrap_or(text);
-        match cause {
-            "connection refused" => Self::ConnectionRefused,
-            "network is unreachable" | "network is down" => Self::NetworkUnreachable,
-            "no route to host" | "host is down" | "no such host" | "no suitable address found" => {
+        match TargetFailure::of(text) {
+            TargetFailure::Denied => Self::NotAllowed,
+            TargetFailure::Refused => Self::ConnectionRefused,
+            TargetFailure::NetworkUnreachable => Self::NetworkUnreachable,
+            TargetFailure::HostUnreachable | TargetFailure::NoSuchHost | TargetFailure::Lookup => {
                 Self::HostUnreachable
             }
-            "i/o timeout"
-            | "context deadline exceeded"
-            | "connection timed out"
-            | "operation timed out" => Self::TtlExpired,
-            _ if is_denial(text) => Self::NotAllowed,
-            _other => Self::GeneralFailure,
+            TargetFailure::TimedOut | TargetFailure::LookupTimedOut => Self::TtlExpired,
+            TargetFailure::Overload
+            | TargetFailure::Stopping
+            | TargetFailure::Connect
+            | TargetFailure::Other => Self::GeneralFailure,
         }
     }
 }
@@ -338,7 +325,7 @@ pub fn fuzz_entry(data: &[u8]) {
             parsed.is_ok_and(|parsed| parsed.port.to_string() == port),
             "{target}"
         );
-        assert!(host.len() <= NAME_LEN_MAX + 1, "{target}");
+        assert!(host.len() <= 254, "{target}");
     }
 }
 
@@ -348,7 +335,7 @@ fn conversation(sent: &[u8], wanted: Method, step: usize) -> Result<Option<Strin
     loop {
         let bytes = sent.get(at..end).unwrap_or_default();
         let taken = match stage {
-            0 => greeting(bytes, wanted)?.map(|(_method, len)| len),
+            0 => greeting(bytes, wanted)?.map(|((), len)| len),
             1 if wanted == Method::Password => credentials(bytes)?.map(|(_both, len)| len),
             1 => Some(0),
             _ => match request(bytes)? {

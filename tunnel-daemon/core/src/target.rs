@@ -113,6 +113,23 @@ impl Target {
     }
 }
 
+/// Octets of a name in text form (RFC 1035, section 2.3.4), without a final dot, and of one of its labels.
+const NAME_LEN_MAX: usize = 253;
+const LABEL_LEN_MAX: usize = 63;
+
+/// Whether a name that a client sends is a host name: labels of letters, digits, hyphens and underscores, with or without a final
+/// dot. No other name can be mistaken for one with a port, a path or a user.
+#[must_use]
+pub fn is_host_name(name: &str) -> bool {
+    let is_label = |label: &str| {
+        let mut octets = label.bytes();
+        let is_fit = octets.all(|octet| octet.is_ascii_alphanumeric() || b"-_".contains(&octet));
+        is_fit && (1..=LABEL_LEN_MAX).contains(&label.len())
+    };
+    let relative = name.strip_suffix('.').unwrap_or(name);
+    relative.len() <= NAME_LEN_MAX && relative.split('.').all(is_label)
+}
+
 /// Splits an IPv6 address from its zone (RFC 4007); `None` if the zone is empty.
 fn split_zone(host: &str) -> Option<(Ipv6Addr, &str)> {
     let (ip, zone) = host.split_once('%')?;

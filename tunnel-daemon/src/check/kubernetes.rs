@@ -1,5 +1,7 @@
 //! A command line's access to the Kubernetes API, checked without asking the API server.
 
+use std::path::Path;
+
 use adit_kube::access::{AccessError, Api, Source};
 
 use tokio::runtime::Builder;
@@ -9,8 +11,10 @@ use crate::status::model::Capability;
 use adit_config::plan::{AgentPlan, ServerPlan};
 use adit_host::blocking::start_runtime;
 use adit_server::backend::check_deny_list;
+use adit_server::followed::FileError;
+use adit_server::frontend::users::FrontendUsers;
 
-/// Lines about the access of a server to the Kubernetes API, and its deny list.
+/// Lines about the access of a server to the Kubernetes API, and files that permit or deny.
 ///
 /// # Errors
 /// The runtime could not be created.
@@ -21,14 +25,22 @@ pub(super) fn of_server(plan: &ServerPlan) -> anyhow::Result<Vec<Capability>> {
     if let Some(source) = of_tokens.or(of_leases) {
         lines.push(api(source)?);
     }
-    if let Some(path) = &plan.agents.deny {
-        let line = match check_deny_list(path) {
-            Ok(()) => ok(format!("{} can be used", path.display())),
-            Err(error) => missing(error.to_string(), "correct the file"),
-        };
-        lines.push(line.named("agent-deny"));
-    }
+    lines.extend(plan.agents.deny.as_ref().map(|path| {
+        let checked = check_deny_list(path);
+        usable(path, checked).named("agent-deny")
+    }));
+    lines.extend(plan.users.as_ref().map(|path| {
+        let checked = FrontendUsers::load(path).map(|_users| ());
+        usable(path, checked).named("frontend-users")
+    }));
     Ok(lines)
+}
+
+fn usable(path: &Path, checked: Result<(), FileError>) -> Capability {
+    match checked {
+        Ok(()) => ok(format!("{} can be used", path.display())),
+        Err(error) => missing(error.to_string(), "correct the file"),
+    }
 }
 
 /// A line about the access of an agent to the Kubernetes API.

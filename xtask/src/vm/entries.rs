@@ -214,7 +214,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         // Those that an emulated machine ends within their own time limits.
         tests(
             LOOPBACK,
-            "an_echo_beside_400_paused_readers targets_that_all_send_on_raw_lanes --test-threads=1 --nocapture",
+            "an_echo_beside_400_paused_readers paused_readers_in_256_mebibytes targets_that_all_send_on_raw_lanes \
+             --test-threads=1 --nocapture",
         ),
     ),
     Entry {

@@ -59,7 +59,7 @@ impl Dialect {
     /// The dialect with that name, if upstream has it.
     #[must_use]
     pub fn of_mode(name: &str) -> Option<Self> {
-        Self::from_name(name).filter(|dialect| !dialect.is_for_anyone())
+        Self::from_name(name).filter(|dialect| matches!(dialect, Self::Grpc | Self::HttpConnect))
     }
 
     /// All names, as in "grpc, http-connect or socks5".

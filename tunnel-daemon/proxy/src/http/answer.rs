@@ -1,8 +1,7 @@
 //! Answers of the proxy itself: a status, its cause as text, and as `Proxy-Status` (RFC 9209).
 
 use adit_core::connect::TargetStatus;
-use adit_core::destination::is_denial;
-use adit_core::failure::DialFailure;
+use adit_core::failure::{DialFailure, TargetFailure};
 use adit_core::text::Excerpt;
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderName, HeaderValue, PROXY_AUTHENTICATE};
@@ -142,24 +141,25 @@ impl From<&DialFailure> for Refusal {
     }
 }
 
-/// Status and error of an agent's text, in which the cause comes last.
+/// Status and error of an agent's text.
 fn of_answer(text: &str) -> (StatusCode, &'static str) {
-    if is_denial(text) {
-        return (StatusCode::FORBIDDEN, "destination_ip_prohibited");
-    }
     let status = match TargetStatus::of(text) {
         TargetStatus::BadGateway => StatusCode::BAD_GATEWAY,
         TargetStatus::ServiceUnavailable => StatusCode::SERVICE_UNAVAILABLE,
         TargetStatus::GatewayTimeout => StatusCode::GATEWAY_TIMEOUT,
     };
-    let cause = text.rsplit(": ").next().unwrap_or(text);
-    let error = match (cause, status) {
-        ("connection refused", _) => "connection_refused",
-        ("no such host" | "no suitable address found", _) => "dns_error",
-        ("no route to host" | "network is unreachable", _) => "destination_ip_unroutable",
-        (_, StatusCode::GATEWAY_TIMEOUT) => "connection_timeout",
-        (_, StatusCode::SERVICE_UNAVAILABLE) => "connection_limit_reached",
-        _ => "destination_unavailable",
-    };
-    (status, error)
+    match TargetFailure::of(text) {
+        TargetFailure::Denied => (StatusCode::FORBIDDEN, "destination_ip_prohibited"),
+        TargetFailure::NoSuchHost | TargetFailure::Lookup => (status, "dns_error"),
+        TargetFailure::LookupTimedOut => (status, "dns_timeout"),
+        TargetFailure::Refused => (status, "connection_refused"),
+        TargetFailure::TimedOut => (status, "connection_timeout"),
+        TargetFailure::HostUnreachable | TargetFailure::NetworkUnreachable => {
+            (status, "destination_ip_unroutable")
+        }
+        TargetFailure::Overload => (status, "connection_limit_reached"),
+        TargetFailure::Stopping | TargetFailure::Connect | TargetFailure::Other => {
+            (status, "destination_unavailable")
+        }
+    }
 }

@@ -3,8 +3,9 @@
 //! A target gets one request that reads one way only: in origin form, with the `Host` of the request target, with one
 //! `Content-Length` or chunked, and without what concerns the connection to this proxy.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::Ipv6Addr;
 
+use adit_core::target::is_host_name;
 use http::header::{
     CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
@@ -90,14 +91,7 @@ fn target(authority: &Authority, default: Option<u16>) -> Result<String, Refusal
         .and_then(|host| host.strip_suffix(']'))
     {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),
-        None => {
-            host.parse::<Ipv4Addr>().is_ok()
-                || (!host.is_empty()
-                    && host.len() <= 253
-                    && host
-                        .bytes()
-                        .all(|octet| octet.is_ascii_alphanumeric() || b"-_.".contains(&octet)))
-        }
+        None => is_host_name(host),
     };
     if !is_host {
         return Err(Refusal::request(

@@ -37,6 +37,9 @@ pub trait Connector: Send + Sync + 'static {
     /// The bytes of a tunnel. At its end reads fail unless the target has ended in order.
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
+    /// How long the client may take for a request head, and between two requests; then it is closed.
+    fn head_timeout(&self) -> Duration;
+
     /// Who the client is, by the headers of a request.
     ///
     /// # Errors
@@ -68,7 +71,6 @@ pub struct Proxy {
     pub(super) via: HeaderValue,
     /// Bytes that a connection to a target may hold, each way.
     pub(super) buffer_bytes: usize,
-    head_timeout: Duration,
     leaving: CancellationToken,
 }
 
@@ -92,17 +94,16 @@ pub enum After<T> {
 pub(super) struct Switched<T>(Mutex<Option<After<T>>>);
 
 impl Proxy {
-    /// A client that needs longer than `head_timeout` for a request head, or between two requests, is closed. A connection to a
-    /// target holds at most `buffer_bytes` (at least 8 KiB) each way. After `leaving` no client is read for further requests.
+    /// A connection to a target holds at most `buffer_bytes` (at least 8 KiB) each way. After `leaving` no client is read for
+    /// further requests.
     #[must_use]
-    pub fn new(head_timeout: Duration, buffer_bytes: usize, leaving: CancellationToken) -> Self {
+    pub fn new(buffer_bytes: usize, leaving: CancellationToken) -> Self {
         // Another process has another name: a request may pass several.
         let name = format!("adit-{:08x}", rand::random::<u32>());
         let via = HeaderValue::try_from(name);
         Self {
             via: via.unwrap_or_else(|_never| HeaderValue::from_static("adit")),
             buffer_bytes,
-            head_timeout,
             leaving,
         }
     }
@@ -164,7 +165,7 @@ where
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
-        .header_read_timeout(proxy.head_timeout)
+        .header_read_timeout(client.connector.head_timeout())
         .preserve_header_case(true)
         .max_buf_size(HEAD_BYTES_MAX);
     let mut connection = builder.serve_connection(TokioIo::new(io), service);

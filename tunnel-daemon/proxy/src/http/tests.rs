@@ -31,6 +31,10 @@ impl Connector for InMemory {
     type Tunnel = DuplexStream;
     type Stream = DuplexStream;
 
+    fn head_timeout(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+
     fn authenticate(&self, _headers: &HeaderMap) -> Result<(), Refusal> {
         Ok(())
     }
@@ -65,11 +69,7 @@ impl Connector for InMemory {
 impl World {
     fn new() -> Self {
         let leaving = CancellationToken::new();
-        let proxy = Arc::new(Proxy::new(
-            Duration::from_secs(60),
-            64 * 1024,
-            leaving.clone(),
-        ));
+        let proxy = Arc::new(Proxy::new(64 * 1024, leaving.clone()));
         Self::with(proxy, leaving)
     }
 
@@ -111,6 +111,15 @@ impl World {
             .write_all(text.as_bytes())
             .await
             .expect("it is taken");
+    }
+
+    /// Asks for a page of a.test on a new connection to it.
+    async fn get(&mut self) -> DuplexStream {
+        self.say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
+            .await;
+        let (_to, mut target) = self.target().await;
+        received(&mut target, "\r\n\r\n").await;
+        target
     }
 
     /// The next tunnel's far end.
@@ -358,11 +367,7 @@ async fn one_connection_serves_several_targets_and_keeps_theirs() {
 async fn a_connection_that_has_ended_while_waiting_is_replaced() {
     let mut world = World::new();
     for _ in 0..2 {
-        world
-            .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
-            .await;
-        let (_to, mut target) = world.target().await;
-        received(&mut target, "\r\n\r\n").await;
+        let mut target = world.get().await;
         target.write_all(OK.as_bytes()).await.unwrap();
         until(&mut world.client, "\r\n\r\nhi").await;
     }
@@ -465,11 +470,7 @@ async fn failures_name_their_cause_in_header_and_body() {
 #[tokio::test]
 async fn a_response_that_breaks_off_breaks_the_clients_connection() {
     let mut world = World::new();
-    world
-        .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
-        .await;
-    let (_to, mut target) = world.target().await;
-    received(&mut target, "\r\n\r\n").await;
+    let mut target = world.get().await;
     target
         .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
         .await
@@ -482,11 +483,7 @@ async fn a_response_that_breaks_off_breaks_the_clients_connection() {
 #[tokio::test]
 async fn a_request_that_comes_again_is_refused() {
     let leaving = CancellationToken::new();
-    let proxy = Arc::new(Proxy::new(
-        Duration::from_secs(60),
-        64 * 1024,
-        leaving.clone(),
-    ));
+    let proxy = Arc::new(Proxy::new(64 * 1024, leaving.clone()));
     let mut first = World::with(Arc::clone(&proxy), leaving.clone());
     first
         .say("GET http://loop.test/ HTTP/1.1\r\nHost: loop.test\r\n\r\n")
@@ -563,11 +560,7 @@ async fn trailers_pass_both_ways() {
 #[tokio::test]
 async fn a_connection_that_waits_ends_when_the_process_leaves() {
     let mut world = World::new();
-    world
-        .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
-        .await;
-    let (_to, mut target) = world.target().await;
-    received(&mut target, "\r\n\r\n").await;
+    let mut target = world.get().await;
     target.write_all(OK.as_bytes()).await.unwrap();
     until(&mut world.client, "\r\n\r\nhi").await;
     world.leaving.cancel();
@@ -599,11 +592,7 @@ async fn responses_that_read_two_ways_are_not_passed_on() {
         ("Content-Length: x\r\n\r\nabcdef", false),
     ] {
         let mut world = World::new();
-        world
-            .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
-            .await;
-        let (_to, mut target) = world.target().await;
-        received(&mut target, "\r\n\r\n").await;
+        let mut target = world.get().await;
         let answer = format!("HTTP/1.1 200 OK\r\n{headers}");
         target.write_all(answer.as_bytes()).await.unwrap();
         drop(target);
@@ -622,11 +611,7 @@ async fn responses_that_read_two_ways_are_not_passed_on() {
 async fn a_target_of_http_1_0_gets_a_connection_for_each_request() {
     let mut world = World::new();
     for _ in 0..2 {
-        world
-            .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
-            .await;
-        let (_to, mut target) = world.target().await;
-        received(&mut target, "\r\n\r\n").await;
+        let mut target = world.get().await;
         let answer = "HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nhi";
         target.write_all(answer.as_bytes()).await.unwrap();
         until(&mut world.client, "\r\n\r\nhi").await;
@@ -647,15 +632,112 @@ async fn trailers_for_a_proxy_or_a_connection_do_not_pass() {
 #[tokio::test]
 async fn a_client_that_leaves_takes_its_request_along() {
     let mut world = World::new();
-    world
-        .say("GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n")
-        .await;
-    let (_to, mut target) = world.target().await;
-    received(&mut target, "\r\n\r\n").await;
+    let mut target = world.get().await;
     let World { client, served, .. } = world;
     drop(client);
     within(served).await.unwrap();
     let mut rest = Vec::new();
     within(target.read_to_end(&mut rest)).await.unwrap();
     assert!(rest.is_empty());
+}
+
+#[tokio::test]
+async fn options_end_at_the_last_proxy_and_trace_at_the_first() {
+    let ask = |method: &str, left: &str| {
+        format!("{method} http://a.test/ HTTP/1.1\r\nHost: a.test\r\nMax-Forwards: {left}\r\n\r\n")
+    };
+    let mut world = World::new();
+    world.say(&ask("OPTIONS", "2")).await;
+    let (_to, mut target) = world.target().await;
+    let head = received(&mut target, "\r\n\r\n").await;
+    assert!(head.contains("Max-Forwards: 1\r\n"), "{head}");
+    for (request, status) in [
+        (ask("OPTIONS", "0"), 200),
+        (ask("OPTIONS", "x"), 400),
+        (ask("TRACE", "5"), 405),
+    ] {
+        let mut world = World::new();
+        world.say(&request).await;
+        let head = until(&mut world.client, "\r\n\r\n").await;
+        assert!(
+            head.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{request}: {head}"
+        );
+        assert!(world.dialed.try_recv().is_err(), "{request} was dialled");
+    }
+}
+
+/// Limit (sizes): Request head of an `http-proxy` client | 16 KiB, then status 431
+#[tokio::test]
+async fn a_head_of_more_than_16_kibibytes_is_refused() {
+    for (bytes, is_refused) in [(15 * 1024, false), (16 * 1024, true)] {
+        let mut world = World::new();
+        let filler = "x".repeat(bytes);
+        world
+            .say(&format!(
+                "GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\nX: {filler}\r\n\r\n"
+            ))
+            .await;
+        if is_refused {
+            let answer = rest(&mut world.client).await;
+            assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+        } else {
+            world.target().await;
+        }
+    }
+}
+
+/// Limit (times): Request head of an `http-proxy` client, and its pause between two requests | 60 s
+#[tokio::test(start_paused = true)]
+async fn a_client_that_asks_for_nothing_is_closed_after_sixty_seconds() {
+    let started = tokio::time::Instant::now();
+    let mut world = World::new();
+    world.say("GET http://a.test/ HTTP/1.1\r\n").await;
+    let mut text = Vec::new();
+    world
+        .client
+        .read_to_end(&mut text)
+        .await
+        .expect("to its end");
+    let waited = started.elapsed().as_secs();
+    assert!((60..62).contains(&waited), "{waited} s");
+}
+
+/// Limit (times): Connection to a target that waits for the next request of its `http-proxy` client | 30 s
+#[tokio::test(start_paused = true)]
+async fn a_connection_waits_thirty_seconds_for_its_next_request() {
+    let mut world = World::new();
+    let mut target = world.get().await;
+    target.write_all(OK.as_bytes()).await.unwrap();
+    until(&mut world.client, "\r\n\r\nhi").await;
+    let started = tokio::time::Instant::now();
+    let mut rest = Vec::new();
+    target.read_to_end(&mut rest).await.expect("to its end");
+    let waited = started.elapsed().as_secs();
+    assert!((25..=40).contains(&waited), "{waited} s");
+}
+
+/// Limit (sizes): Connections to targets that wait for one `http-proxy` client | 32; then the one that waits longest ends
+#[tokio::test]
+async fn of_33_waiting_connections_the_oldest_ends() {
+    let mut world = World::new();
+    let mut targets = Vec::new();
+    for number in 0..33 {
+        world
+            .say(&format!(
+                "GET http://t{number}.test/ HTTP/1.1\r\nHost: t\r\n\r\n"
+            ))
+            .await;
+        let (_to, mut target) = world.target().await;
+        received(&mut target, "\r\n\r\n").await;
+        target.write_all(OK.as_bytes()).await.unwrap();
+        until(&mut world.client, "\r\n\r\nhi").await;
+        targets.push(target);
+    }
+    let mut rest = Vec::new();
+    within(targets[0].read_to_end(&mut rest)).await.unwrap();
+    world
+        .say("GET http://t1.test/ HTTP/1.1\r\nHost: t\r\n\r\n")
+        .await;
+    received(&mut targets[1], "\r\n\r\n").await;
 }

@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(logged(start + Duration::from_secs(1)), 5);
     }
 
-    /// Limit (memory): Early bytes of `http-connect` and captured clients before their tunnels open | 16 KiB each, and
+    /// Limit (memory): Early bytes of `http-connect`, `socks5` and captured clients before their tunnels open | 16 KiB each, and
     /// 64 MiB beyond that in total. Then heads get status 431 and other bytes stay unread
     #[test]
     fn unanswered_clients_share_64_mebibytes_beyond_16_kibibytes_each() {

@@ -113,7 +113,7 @@ impl FrontendContext {
     }
 
     /// Accounts for a connection under no agent or class: its tunnels may use any.
-    pub fn account_grpc<S: Connection>(&self, io: &S) {
+    pub fn account_shared<S: Connection>(&self, io: &S) {
         if let Some(tcp) = io.tcp() {
             let labels = Labels {
                 role: AccountRole::GrpcClient,

@@ -20,6 +20,7 @@ use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
 use crate::frontend::pipe::{PipeEnd, pipe};
 use crate::frontend::users::FrontendUsers;
 use crate::router::OpenTunnel;
+use adit_config::plan::ConnectPlan;
 use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::{Carrier, Closing, close_gracefully, reset_on_close};
@@ -41,7 +42,8 @@ pub fn buffer_bytes(budget: &ProcessBudget) -> usize {
     }
 }
 
-/// Serves one connection to its end. `peer` is its address for logs; with `users` it has to be one of them. Once this process leaves, no further request is read.
+/// Serves one connection to its end. `peer` is its address for logs, `plan` bounds the time for a request head; with `users`
+/// it has to be one of them. Once this process leaves, no further request is read.
 ///
 /// A cancelled call cancels dials and resets tunnels.
 pub fn serve<S>(
@@ -49,19 +51,21 @@ pub fn serve<S>(
     peer: PeerAddr,
     context: Arc<FrontendContext>,
     proxy: Arc<Proxy>,
+    plan: ConnectPlan,
     users: Option<FrontendUsers>,
 ) -> impl Future<Output = ()> + Send + use<S>
 where
     S: Connection + Send + 'static,
 {
     establish::run(async move {
-        context.account_grpc(&io);
+        context.account_shared(&io);
         if let Some(socket) = io.tcp() {
             // Only an orderly end undoes this: a response that is cut off, also by the end of this process, must not look complete.
             reset_on_close(socket);
         }
         let connector = Clients {
             access: context.admit(io.principal()),
+            head_timeout: plan.head_timeout,
             may_take_raw_lane: io.is_plain(),
             peer,
             users,
@@ -120,6 +124,7 @@ async fn upgraded<S: Connection + Send>(
 struct Clients {
     context: Arc<FrontendContext>,
     access: ClientAccess,
+    head_timeout: Duration,
     may_take_raw_lane: bool,
     /// For logs.
     peer: PeerAddr,
@@ -137,6 +142,10 @@ struct Opened {
 impl Connector for Clients {
     type Tunnel = Opened;
     type Stream = PipeEnd;
+
+    fn head_timeout(&self) -> Duration {
+        self.access.at_most(self.head_timeout)
+    }
 
     fn authenticate(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let Some(users) = &self.users else {

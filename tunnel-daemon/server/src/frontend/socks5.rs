@@ -17,9 +17,8 @@ use adit_telemetry::labels::{ClientDialect, EndReason};
 use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::{Closing, close_gracefully};
 
-/// Serves one connection to its end. `peer` is its address for logs, `plan` bounds the time for the request. With
-/// `users` the client has to be one of them. Once this process
-/// leaves, a connection without a request is closed.
+/// Serves one connection to its end. `peer` is its address for logs, `plan` bounds the time for the request. With `users` the
+/// client has to be one of them. Once this process leaves, a connection without a request is closed.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
 pub fn serve<S>(
@@ -73,10 +72,11 @@ async fn request<S: Connection + Send + 'static>(
     } else {
         Method::None
     };
-    let Some(method) = message(client, |bytes| socks5::greeting(bytes, wanted)).await? else {
+    let greeting = message(client, |bytes| socks5::greeting(bytes, wanted)).await?;
+    if greeting.is_none() {
         return Ok(None);
-    };
-    answer(&mut client.io, &method.answer()).await?;
+    }
+    answer(&mut client.io, &wanted.answer()).await?;
     if let Some(users) = users {
         let permit = |bytes: &[u8]| {
             let both = socks5::credentials(bytes)?;

@@ -1,7 +1,6 @@
 //! Why a dial failed, and how far it had come: values of Adit's own series and of the log.
 
-use adit_core::destination::is_denial;
-use adit_core::failure::DialFailure;
+use adit_core::failure::{DialFailure, TargetFailure};
 
 use super::{Label, NodeRefusal};
 
@@ -97,42 +96,23 @@ impl DialReason {
         })
     }
 
-    /// Reason and stage of an agent's answer: a text in which both Go's dialler and Adit's write the cause last.
+    /// Reason and stage of an agent's answer.
     #[must_use]
     pub fn of_answer(text: &str) -> (Self, DialStage) {
-        if is_denial(text) {
-            return (Self::Denied, DialStage::Policy);
-        }
-        let cause = text.rsplit(": ").next().unwrap_or(text);
-        let is_lookup = text.contains(": lookup ") || text.starts_with("lookup ");
-        match cause {
-            "no such host" => (Self::NoSuchHost, DialStage::Lookup),
-            "no suitable address found" => (Self::NoSuchHost, DialStage::Lookup),
-            "i/o timeout" | "context deadline exceeded" if is_lookup => {
-                (Self::Timeout, DialStage::Lookup)
+        match TargetFailure::of(text) {
+            TargetFailure::Denied => (Self::Denied, DialStage::Policy),
+            TargetFailure::NoSuchHost => (Self::NoSuchHost, DialStage::Lookup),
+            TargetFailure::LookupTimedOut => (Self::Timeout, DialStage::Lookup),
+            TargetFailure::Lookup => (Self::Other, DialStage::Lookup),
+            TargetFailure::Refused => (Self::Refused, DialStage::Connect),
+            TargetFailure::TimedOut => (Self::Timeout, DialStage::Connect),
+            TargetFailure::HostUnreachable | TargetFailure::NetworkUnreachable => {
+                (Self::Unreachable, DialStage::Connect)
             }
-            // An error of a name server's socket does not concern the target.
-            _ if is_lookup => (Self::Other, DialStage::Lookup),
-            "connection refused" => (Self::Refused, DialStage::Connect),
-            "i/o timeout"
-            | "context deadline exceeded"
-            | "connection timed out"
-            | "operation timed out" => (Self::Timeout, DialStage::Connect),
-            "no route to host"
-            | "network is unreachable"
-            | "host is down"
-            | "network is down"
-            | "cannot assign requested address"
-            | "address family not supported by protocol" => (Self::Unreachable, DialStage::Connect),
-            "too many open files"
-            | "too many open files in system"
-            | "no buffer space available"
-            | "cannot allocate memory"
-            | "agent is short of memory for tunnels"
-            | "this agent is at its limit of open targets" => (Self::Overload, DialStage::Request),
-            "this agent is stopping" => (Self::AgentLost, DialStage::Request),
-            _ if text.contains(": connect: ") => (Self::Other, DialStage::Connect),
-            _ => (Self::Other, DialStage::Request),
+            TargetFailure::Overload => (Self::Overload, DialStage::Request),
+            TargetFailure::Stopping => (Self::AgentLost, DialStage::Request),
+            TargetFailure::Connect => (Self::Other, DialStage::Connect),
+            TargetFailure::Other => (Self::Other, DialStage::Request),
         }
     }
 }
