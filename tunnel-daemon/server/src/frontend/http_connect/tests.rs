@@ -147,7 +147,7 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
     }
 }
 
-/// Limit (memory): Early bytes of `http-connect` and captured clients before their tunnels open
+/// Limit (memory): Early bytes of `http-connect`, `socks5` and captured clients before their tunnels open
 #[tokio::test(start_paused = true)]
 async fn long_heads_of_many_clients_share_a_budget_and_then_get_a_431() {
     let long = [b"CONNECT a:1 HTTP/1.1\r\nX: ", &[b'x'; 20_000][..]].concat();
@@ -158,7 +158,7 @@ async fn long_heads_of_many_clients_share_a_budget_and_then_get_a_431() {
     assert!(answer.starts_with(b"HTTP/1.1 5"), "{answer:?}");
 }
 
-/// Limit (memory): Early bytes of `http-connect` and captured clients before their tunnels open
+/// Limit (memory): Early bytes of `http-connect`, `socks5` and captured clients before their tunnels open
 #[tokio::test(start_paused = true)]
 async fn early_bytes_of_many_clients_share_a_budget_and_then_stay_unread() {
     let head = &b"CONNECT a:1 HTTP/1.1\r\n\r\n"[..];
