@@ -280,9 +280,10 @@ async fn lenient_forms_reach_the_target_in_canonical_form() {
         let mut world = World::new();
         world.say(sent).await;
         let (_to, mut target) = world.target().await;
-        let end = if body.is_empty() { "\r\n\r\n" } else { body };
+        // With the end of the head: the name of this proxy may end like a chunk.
+        let end = format!("\r\n\r\n{body}");
         assert_eq!(
-            received(&mut target, end).await,
+            received(&mut target, &end).await,
             format!("{head}{body}"),
             "{sent:?}"
         );
@@ -309,7 +310,7 @@ async fn chunks_with_odd_framing_reach_no_target_as_a_whole() {
         let mut text = Vec::new();
         let _broken = within(target.read_to_end(&mut text)).await;
         let text = String::from_utf8(text).expect("text");
-        assert!(!text.ends_with("0\r\n\r\n"), "{chunks:?}: {text}");
+        assert!(!text.ends_with("\r\n0\r\n\r\n"), "{chunks:?}: {text}");
         let answer = rest(&mut world.client).await;
         assert!(
             answer.is_empty()
