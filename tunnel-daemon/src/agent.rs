@@ -27,7 +27,7 @@ use adit_agent::context::{Dials, LinkContext};
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::{SearchRules, SyncPolicy};
 use adit_config::limits;
-use adit_config::plan::{AgentPlan, CountPlan, CountSource};
+use adit_config::plan::{AgentPlan, AgentTls, CountPlan, CountSource};
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::wait::wait_until;
 use adit_net::dial::Dialer;
@@ -215,12 +215,22 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
 
 /// What an agent uses towards servers.
 pub(crate) fn agent_tls(plan: &AgentPlan) -> Result<Arc<ReloadableClientTls>, TlsError> {
-    let identity = plan.tls.identity.as_ref();
+    let alpn = Alpn::grpc(&plan.tls.alpn);
+    client_tls(&plan.tls, TlsPolicy::default(), alpn)
+}
+
+/// TLS towards servers.
+pub(crate) fn client_tls(
+    files: &AgentTls,
+    policy: TlsPolicy,
+    alpn: Alpn,
+) -> Result<Arc<ReloadableClientTls>, TlsError> {
+    let identity = files.identity.as_ref();
     Reloadable::load(ClientTls {
-        ca: plan.tls.ca_cert.clone(),
+        ca: files.ca_cert.clone(),
         identity: identity.map(|pair| (pair.cert.clone(), pair.key.clone())),
-        policy: TlsPolicy::default(),
-        alpn: Alpn::grpc(&plan.tls.alpn),
+        policy,
+        alpn,
     })
 }
 

@@ -25,6 +25,7 @@ mod node;
 mod pki;
 pub mod probes;
 mod process;
+pub mod proxy;
 #[cfg_attr(
     not(any(feature = "ebpf", test)),
     expect(dead_code, reason = "the redirect alone writes most of it")

@@ -12,7 +12,8 @@ use std::time::Instant;
 use adit_core::http2::Limits;
 use adit_core::lane;
 use anyhow::Context as _;
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, OptionFuture};
 use rustls_pki_types::UnixTime;
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +21,9 @@ use self::address::listen_addr;
 use crate::certificates::AGENT_LISTENER;
 use crate::process::Process;
 use adit_config::limits;
-use adit_config::plan::{AgentProof, Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
+use adit_config::plan::{
+    AgentListenerPlan, AgentProof, ClientsPlan, Dialect, FrontendListen, FrontendPlan, TlsFiles,
+};
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::descriptors::{Descriptors, Use};
 use adit_net::accept::{AcceptEvents, AcceptTls, accept_loop};
@@ -180,17 +183,21 @@ pub(super) fn server_tls(files: &TlsFiles, policy: &TlsPolicy, alpn: Alpn) -> Se
 
 /// Opens the listeners of a server.
 pub(super) struct Listening<'a> {
-    pub(super) plan: &'a ServerPlan,
     pub(super) process: &'a Process,
+    /// TLS versions and cipher suites of all listeners.
+    policy: &'a TlsPolicy,
+    /// Upstream's timings.
+    compat: bool,
     /// TLS files to watch, with their name in the log.
     pub(super) watched: Vec<(&'static str, Arc<dyn Reload>)>,
 }
 
 impl<'a> Listening<'a> {
-    pub(super) fn new(plan: &'a ServerPlan, process: &'a Process) -> Self {
+    pub(super) fn new(process: &'a Process, policy: &'a TlsPolicy, compat: bool) -> Self {
         Self {
-            plan,
             process,
+            policy,
+            compat,
             watched: Vec::new(),
         }
     }
@@ -199,8 +206,10 @@ impl<'a> Listening<'a> {
     ///
     /// # Errors
     /// A TLS file cannot be loaded; the error names it.
-    pub(super) fn agent_tls(&mut self) -> anyhow::Result<Arc<ReloadableServerTls>> {
-        let agents = &self.plan.agents;
+    pub(super) fn agent_tls(
+        &mut self,
+        agents: &AgentListenerPlan,
+    ) -> anyhow::Result<Arc<ReloadableServerTls>> {
         let may_be_anonymous = agents
             .tokens
             .as_ref()
@@ -209,7 +218,7 @@ impl<'a> Listening<'a> {
         let tls = ServerTls {
             client_crl: agents.crl.clone(),
             client_may_be_anonymous: may_be_anonymous,
-            ..server_tls(&agents.tls, &self.plan.tls, alpn)
+            ..server_tls(&agents.tls, self.policy, alpn)
         };
         self.tls(AGENT_LISTENER, tls)
     }
@@ -220,11 +229,11 @@ impl<'a> Listening<'a> {
     /// The address cannot be used; the error names the agent port.
     pub(super) fn agents(
         &self,
+        agents: &AgentListenerPlan,
         tls: Arc<ReloadableServerTls>,
         backend: Arc<Backend>,
         connections: &Tasks,
     ) -> anyhow::Result<SocketAddr> {
-        let agents = &self.plan.agents;
         let listener = self
             .bind(&listen_addr(&agents.bind)?)
             .context("agent port")?;
@@ -257,13 +266,30 @@ impl<'a> Listening<'a> {
         Ok(local)
     }
 
+    /// Listens for clients. Returns the addresses of frontends on TCP, in the order of the plan.
+    ///
+    /// # Errors
+    /// See [`Self::frontend`].
+    pub(super) fn frontends(
+        &mut self,
+        clients: &ClientsPlan,
+        context: &Arc<FrontendContext>,
+    ) -> anyhow::Result<Vec<SocketAddr>> {
+        let mut addresses = Vec::new();
+        for frontend in &clients.frontends {
+            addresses.extend(self.frontend(frontend, clients, context)?);
+        }
+        Ok(addresses)
+    }
+
     /// Listens for the clients of one frontend. Returns the address if it is TCP.
     ///
     /// # Errors
     /// The address, path or a TLS file cannot be used; the error names it.
-    pub(super) fn frontend(
+    fn frontend(
         &mut self,
         plan: &FrontendPlan,
+        clients: &ClientsPlan,
         context: &Arc<FrontendContext>,
     ) -> anyhow::Result<Option<SocketAddr>> {
         let (address, tls) = match &plan.listen {
@@ -286,7 +312,7 @@ impl<'a> Listening<'a> {
                 };
                 (
                     listen_addr(bind)?,
-                    Some(self.tls("frontend", server_tls(files, &self.plan.tls, alpn))?),
+                    Some(self.tls("frontend", server_tls(files, self.policy, alpn))?),
                 )
             }
         };
@@ -294,11 +320,13 @@ impl<'a> Listening<'a> {
             .bind(&address)
             .with_context(|| format!("{} frontend", plan.dialect.name()))?;
         let local = listener.tcp_addr();
-        let (clients, context) = (&context.tasks, Arc::clone(context));
+        let (tasks, context) = (&context.tasks, Arc::clone(context));
         let users = context.users.clone().filter(|_| plan.asks_for_users());
+        let only_loopback = clients.only_loopback;
+        let is_welcome = move |stream: &ByteStream| !only_loopback || stream.peer().is_loopback();
         match plan.dialect {
             Dialect::Grpc => {
-                let keepalive = self.plan.frontend_keepalive;
+                let keepalive = clients.keepalive;
                 let serve = move |stream: ByteStream| {
                     // Here, not with the first tunnel: a connection without tunnels ends, too.
                     context.account_shared(&stream);
@@ -307,34 +335,40 @@ impl<'a> Listening<'a> {
                     let io = AuthorityIo::new(stream, Limits::default());
                     grpc::serve(io, Arc::clone(&context), admission, keepalive)
                 };
-                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, serve);
             }
             Dialect::HttpConnect => {
-                let heads = self.plan.connect;
+                let heads = clients.connect;
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
                     http_connect::serve(stream, peer, Arc::clone(&context), heads)
                 };
-                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, serve);
             }
             Dialect::HttpProxy => {
-                let requests = self.plan.connect;
+                let requests = clients.connect;
                 let buffers = http_proxy::buffer_bytes(context.router.budget());
                 let proxy = Arc::new(Proxy::new(buffers, context.leaving.clone()));
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
                     let (context, proxy) = (Arc::clone(&context), Arc::clone(&proxy));
-                    http_proxy::serve(stream, peer, context, proxy, requests, users.clone())
+                    let users = users.clone();
+                    let serve = is_welcome(&stream)
+                        .then(|| http_proxy::serve(stream, peer, context, proxy, requests, users));
+                    OptionFuture::from(serve).map(drop)
                 };
-                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, serve);
             }
             Dialect::Socks5 => {
-                let requests = self.plan.connect;
+                let requests = clients.connect;
                 let serve = move |stream: ByteStream| {
                     let peer = stream.peer();
-                    socks5::serve(stream, peer, Arc::clone(&context), requests, users.clone())
+                    let (context, users) = (Arc::clone(&context), users.clone());
+                    let serve = is_welcome(&stream)
+                        .then(|| socks5::serve(stream, peer, context, requests, users));
+                    OptionFuture::from(serve).map(drop)
                 };
-                self.spawn(listener, tls, clients, ListenerLabel::Frontend, serve);
+                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, serve);
             }
         }
         Ok(local)
@@ -379,7 +413,7 @@ impl<'a> Listening<'a> {
         H: Fn(ByteStream) -> F + Send + Sync + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let deadline = if self.plan.compat {
+        let deadline = if self.compat {
             limits::TLS_HANDSHAKE_TIMEOUT_COMPAT
         } else {
             limits::TLS_HANDSHAKE_TIMEOUT

@@ -200,6 +200,9 @@ fn each_failure_of_a_dial_is_on_the_troubleshooting_page_and_a_denial_names_its_
         DialFailure::ShuttingDown => DialFailure::ShuttingDown,
         DialFailure::NoMemory => DialFailure::NoMemory,
         DialFailure::NoDescriptors => DialFailure::NoDescriptors,
+        DialFailure::NoServer(_) => {
+            DialFailure::NoServer("dial 10.0.0.1:8090: connection refused".to_owned())
+        },
     });
     assert_on_page("## Answers to clients", &failures);
     let metadata = "169.254.169.254:80".parse().unwrap();

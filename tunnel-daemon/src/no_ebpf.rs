@@ -12,6 +12,7 @@ use crate::ebpf_flags;
 use crate::listeners::Listening;
 use crate::node::NodeServe;
 use crate::process::Process;
+use adit_config::address::BindAddress;
 use adit_config::plan::{AccountPlan, NodeRedirectPlan, RedirectPlan};
 use adit_config::{ConfigError, NetnsHelperOptions};
 use adit_net::accounts::Accounts;
@@ -56,6 +57,7 @@ impl Listening<'_> {
     pub(crate) fn redirect(
         &self,
         plan: &RedirectPlan,
+        _agents: &BindAddress,
         _context: &Arc<FrontendContext>,
     ) -> anyhow::Result<Captured> {
         ebpf_flags::check(ebpf_flags::of_redirect(plan))?;
@@ -120,6 +122,7 @@ pub(crate) mod check {
     use crate::check::line::{degraded, missing};
     use crate::ebpf_flags::{REMEDY, of_account, of_node_redirect, of_redirect};
     use crate::status::model::Capability;
+    use adit_config::address::BindAddress;
     use adit_config::plan::{AccountPlan, NodeRedirectPlan, RedirectPlan};
 
     /// Stands in for the host's eBPF support, which is not probed.

@@ -31,7 +31,7 @@ use crate::status::model::{AccountStatus, Capability};
 use crate::status::{self, Common};
 use adit_config::address::BindAddress;
 use adit_config::plan::{
-    AccountPlan, AdminSocketPlan, AgentPlan, DataPathPlan, IsolationPlan, ServerPlan,
+    AccountPlan, AdminSocketPlan, AgentPlan, DataPathPlan, IsolationPlan, ProxyPlan, ServerPlan,
 };
 use adit_host::descriptors::Descriptors;
 use adit_net::accounts::Accounts;
@@ -81,6 +81,24 @@ impl<'a> ProcessPlan<'a> {
             needs: Needs::of_server(plan),
             ebpf_flag: ebpf_flags::of_server(plan),
             files: start_files::of_server(plan),
+        }
+    }
+
+    pub(super) fn of_proxy(plan: &'a ProxyPlan) -> Self {
+        Self {
+            id: &plan.id,
+            account: AccountPlan::default(),
+            isolation: &plan.isolation,
+            data_path: &plan.data_path,
+            admin_socket: &plan.admin_socket,
+            health: plan.health.as_ref(),
+            admin: None,
+            compat: false,
+            redirects: false,
+            style: ReadinessStyle::Server,
+            needs: Needs::default(),
+            ebpf_flag: None,
+            files: start_files::of_proxy(plan),
         }
     }
 

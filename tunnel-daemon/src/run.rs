@@ -3,8 +3,10 @@
 use std::ffi::OsString;
 use std::future::ready;
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -19,12 +21,13 @@ use crate::listeners::spelling::{frontends, list, or_off, targets};
 use crate::log_options::log_options;
 use crate::signals::Signals;
 use crate::status::text::show;
-use crate::{agent, check, ebpf, ebpf_flags, pki, server, service_manager, status, top};
+use crate::{agent, check, ebpf, ebpf_flags, pki, proxy, server, service_manager, status, top};
 use adit_config::limits;
 #[cfg(feature = "demo")]
 use adit_config::plan::LogPlan;
 use adit_config::plan::{
-    AgentPlan, Drain, FrontendListen, FrontendPlan, LogFormat, ServerPlan, ShutdownPlan,
+    AgentPlan, ClientsPlan, Drain, FrontendListen, FrontendPlan, LogFormat, ProxyPlan, ServerPlan,
+    ShutdownPlan,
 };
 use adit_config::{Command, ConfigError, Parsed};
 use adit_host::blocking::{NoThreads, start_runtime};
@@ -63,6 +66,15 @@ pub fn run(parsed: Parsed) -> ExitCode {
                 asked_by_signals(controls, run_agent(&plan, controls)).await
             });
         }
+        Command::Proxy(plan) => {
+            begin(None);
+            let options = log_options(&plan.log);
+            // The connection to servers and the resolver have files, too.
+            let followers = 2 + followers_of_clients(&plan.clients);
+            return serve(&options, followers, &warnings, async |controls| {
+                asked_by_signals(controls, run_proxy(&plan, controls)).await
+            });
+        }
         // Keeps its capabilities: it starts external programs, which need them.
         #[cfg(feature = "demo")]
         Command::Demo(demo) => {
@@ -99,6 +111,14 @@ pub fn run(parsed: Parsed) -> ExitCode {
                 .and_then(|()| ebpf::netns_helper(&options).map_err(|why| anyhow::anyhow!(why)));
             helped.map(|()| ExitCode::SUCCESS)
         }
+        Command::Execute { program, args } => {
+            let error = std::process::Command::new(&program).args(args).exec();
+            let error = anyhow::Error::new(error).context(format!(
+                "cannot run {}: put the program whose place Adit takes there",
+                program.display()
+            ));
+            Err(error)
+        }
         Command::Print(text) => {
             let shown = show(&text).map_err(anyhow::Error::new);
             shown.map(|()| ExitCode::SUCCESS)
@@ -121,10 +141,14 @@ fn serve(
     program: impl AsyncFnOnce(&Controls) -> anyhow::Result<ExitCode>,
 ) -> ExitCode {
     let format = options.format;
-    let fail = |error: &anyhow::Error| fail_as(format, &format!("{error:#}"));
     let lines = match log::init(options, privileges::give_up_here) {
-        Ok(guard) => guard,
-        Err(error) => return fail(&error.into()),
+        Ok(guard) => Arc::new(guard),
+        Err(error) => return fail_as(format, &error.to_string()),
+    };
+    // The final error message is the last line.
+    let fail = |error: &anyhow::Error| {
+        lines.flush();
+        fail_as(format, &format!("{error:#}"))
     };
     for warning in warnings {
         tracing::warn!("{warning}");
@@ -140,7 +164,9 @@ fn serve(
     builder
         .event_interval(POLLS_BETWEEN_EVENTS)
         .on_thread_start(privileges::give_up_here);
+    let written = Arc::clone(&lines);
     let refused = move |error: &NoThreads| {
+        written.flush();
         let _code = fail_as(format, &error.to_string());
         std::process::exit(1);
     };
@@ -162,26 +188,28 @@ fn serve(
     let outcome = runtime.block_on(program(&controls));
     // Tasks that were told to end are not waited for; sockets close with the process.
     runtime.shutdown_background();
-    // Log lines are flushed before the final error message.
-    drop(lines);
+    lines.flush();
     outcome.unwrap_or_else(|error| fail(&error))
 }
 
-fn followers_of_server(plan: &ServerPlan) -> usize {
+fn followers_of_clients(plan: &ClientsPlan) -> usize {
     let is_tls = |frontend: &&FrontendPlan| {
         matches!(frontend.listen, FrontendListen::Tcp { tls: Some(_), .. })
     };
     let of_frontends = plan.frontends.iter().filter(is_tls).count();
+    of_frontends + usize::from(plan.users.is_some())
+}
+
+fn followers_of_server(plan: &ServerPlan) -> usize {
     let redirect = plan.transparent.redirect.as_ref();
     let others = [
         plan.agents.deny.is_some(),
-        plan.users.is_some(),
         plan.agents.tokens.is_some() || plan.leases.is_some(),
         redirect.is_some_and(|redirect| redirect.file.is_some()),
         !plan.destinations.allowed.is_empty(),
     ];
     // The listener for agents has files, too.
-    1 + of_frontends + others.into_iter().filter(|follows| *follows).count()
+    1 + followers_of_clients(&plan.clients) + others.into_iter().filter(|follows| *follows).count()
 }
 
 fn followers_of_agent(plan: &AgentPlan) -> usize {
@@ -273,7 +301,7 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
         commit = COMMIT,
         id = %plan.server_id,
         agents = %server.agents,
-        frontends = frontends(&plan.frontends, &server.frontends),
+        frontends = frontends(&plan.clients.frontends, &server.frontends),
         transparent = server.transparent.map(|address| address.to_string()),
         health = or_off(server.health),
         admin = or_off(server.admin),
@@ -284,10 +312,7 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
     signals.next().await;
     tracing::info!("signal received: shutting down");
     service_manager::stopping();
-    let grace = match plan.shutdown.drain {
-        Drain::For(grace) => Some(grace),
-        Drain::UntilSecondSignal => None,
-    };
+    let grace = grace(plan.shutdown);
     let stopped = async {
         server.leave(grace).await;
         server.cut(limits::SHUTDOWN_FLUSH).await;
@@ -297,6 +322,42 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
         let cut = server.cut(Duration::ZERO);
         let _stuck = tokio::time::timeout(limits::SHUTDOWN_FLUSH, cut).await;
     };
+    Ok(until_second(stopped, at_once, &mut signals, plan.shutdown).await)
+}
+
+/// `None`: no limit.
+fn grace(plan: ShutdownPlan) -> Option<Duration> {
+    match plan.drain {
+        Drain::For(grace) => Some(grace),
+        Drain::UntilSecondSignal => None,
+    }
+}
+
+async fn run_proxy(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
+    let mut signals = Signals::new()?;
+    let starting = proxy::start_with(plan, controls);
+    let Some(proxy) = unless_signalled(&mut signals, controls, starting).await? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    tracing::info!(
+        version = VERSION,
+        commit = COMMIT,
+        id = %plan.id,
+        servers = list(&plan.servers),
+        frontends = frontends(&plan.clients.frontends, &proxy.frontends),
+        health = or_off(proxy.health),
+        admin_socket = or_off(proxy.admin_socket().map(Path::display)),
+        "proxy is up"
+    );
+    service_manager::ready();
+    signals.next().await;
+    tracing::info!("signal received: shutting down");
+    service_manager::stopping();
+    let stopped = async {
+        proxy.leave(grace(plan.shutdown)).await;
+        proxy.cut(limits::SHUTDOWN_FLUSH).await;
+    };
+    let at_once = proxy.cut(Duration::ZERO);
     Ok(until_second(stopped, at_once, &mut signals, plan.shutdown).await)
 }
 

@@ -27,8 +27,9 @@ use crate::listeners::Listening;
 use crate::node;
 use crate::process::{Probes, Process, ProcessPlan};
 use crate::status::ServerSource;
+use crate::status::model::Role;
 use adit_config::limits;
-use adit_config::plan::{FrontendListen, ServerPlan};
+use adit_config::plan::ServerPlan;
 use adit_host::wait::wait_until;
 use adit_net::tasks::Tasks;
 use adit_server::backend::{
@@ -87,14 +88,14 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let (clients, links) = (Tasks::new(CLIENT_TASKS_MAX), Tasks::new(AGENT_TASKS_MAX));
     let (adit, services) = (&process.metrics, &process.services);
     let router = Arc::clone(&tenant.router);
-    let mut listening = Listening::new(plan, &process);
+    let mut listening = Listening::new(&process, &plan.tls, plan.compat);
     warn_insecure_config(plan, adit);
     let api = kubernetes_api(plan).await?;
     let admission = admission(plan, api.as_ref(), &tenant.metrics);
     let mut settings = backend_settings(plan, &process, admission)?;
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
-    let agent_tls = listening.agent_tls()?;
+    let agent_tls = listening.agent_tls(&plan.agents)?;
     let authorizer = tenant.authorizer(plan, &agent_tls, &links, &process)?;
     settings.authorizer = authorizer.clone();
     settings.node = node::proxy(&plan.destinations, &tenant, &process, &clients)?;
@@ -108,13 +109,10 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     );
     let context = tenant.frontends(plan, &process, &clients)?;
     // Before agents can connect: the redirect recognizes agents among the captured processes.
-    let (captured, transparent) = listening.transparent(&context)?;
+    let (captured, transparent) = listening.transparent(plan, &context)?;
     let agent_connections = backend.open_connections();
-    let agents = listening.agents(agent_tls, backend, &links)?;
-    let mut frontends: Vec<SocketAddr> = Vec::new();
-    for frontend in &plan.frontends {
-        frontends.extend(listening.frontend(frontend, &context)?);
-    }
+    let agents = listening.agents(&plan.agents, agent_tls, backend, &links)?;
+    let frontends = listening.frontends(&plan.clients, &context)?;
     let certificates = process.watch_files(listening.watched, api.as_ref(), Some(authorizer));
     let gauges = gauges::update(adit.clone(), Arc::clone(&router));
     services.spawn_always("gauges", gauges);
@@ -129,6 +127,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     });
     let source = ServerSource {
         common: process.common(&common, certificates),
+        role: Role::Server,
         router: Arc::clone(&router),
         metrics: adit.clone(),
     };
@@ -173,11 +172,7 @@ fn warn_insecure_config(plan: &ServerPlan, metrics: &AditMetrics) {
         );
         metrics.insecure_flag("insecure-allow-unauthenticated-agents");
     }
-    if plan
-        .frontends
-        .iter()
-        .any(|frontend| matches!(frontend.listen, FrontendListen::Tcp { tls: None, .. }))
-    {
+    if plan.clients.in_clear().next().is_some() {
         tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
         metrics.insecure_flag("insecure-plaintext-frontend");
     }

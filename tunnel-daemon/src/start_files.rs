@@ -3,7 +3,9 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
+use adit_config::plan::{
+    AgentPlan, AgentTls, ClientsPlan, FrontendListen, ProxyPlan, ServerPlan, TlsFiles,
+};
 
 /// Files of the resolver.
 const RESOLVER: [&str; 2] = ["/etc/resolv.conf", "/etc/hosts"];
@@ -25,22 +27,10 @@ pub(super) async fn wait_for(paths: &[PathBuf]) {
 /// Files that the start of a server reads. The Kubernetes API waits for its own.
 pub(super) fn of_server(plan: &ServerPlan) -> Vec<PathBuf> {
     let mut paths = Vec::new();
-    let mut of_tls = |files: &TlsFiles| {
-        paths.extend([files.cert.clone(), files.key.clone()]);
-        paths.extend(files.client_ca.clone());
-    };
-    of_tls(&plan.agents.tls);
-    for frontend in &plan.frontends {
-        if let FrontendListen::Tcp {
-            tls: Some(files), ..
-        } = &frontend.listen
-        {
-            of_tls(files);
-        }
-    }
+    of_tls(&plan.agents.tls, &mut paths);
+    of_clients(&plan.clients, &mut paths);
     paths.extend(plan.agents.crl.clone());
     paths.extend(plan.agents.deny.clone());
-    paths.extend(plan.users.clone());
     let redirect = plan.transparent.redirect.as_ref();
     paths.extend(redirect.and_then(|redirect| redirect.file.clone()));
     if !plan.destinations.allowed.is_empty() {
@@ -49,12 +39,43 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<PathBuf> {
     paths
 }
 
-/// Files that the start of an agent reads.
-pub(super) fn of_agent(plan: &AgentPlan) -> Vec<PathBuf> {
-    let mut paths = vec![plan.tls.ca_cert.clone()];
-    if let Some(identity) = &plan.tls.identity {
+fn of_tls(files: &TlsFiles, paths: &mut Vec<PathBuf>) {
+    paths.extend([files.cert.clone(), files.key.clone()]);
+    paths.extend(files.client_ca.clone());
+}
+
+fn of_clients(plan: &ClientsPlan, paths: &mut Vec<PathBuf>) {
+    for frontend in &plan.frontends {
+        if let FrontendListen::Tcp {
+            tls: Some(files), ..
+        } = &frontend.listen
+        {
+            of_tls(files, paths);
+        }
+    }
+    paths.extend(plan.users.clone());
+}
+
+fn of_servers(tls: &AgentTls, paths: &mut Vec<PathBuf>) {
+    paths.push(tls.ca_cert.clone());
+    if let Some(identity) = &tls.identity {
         paths.extend([identity.cert.clone(), identity.key.clone()]);
     }
+}
+
+/// Files that the start of a proxy reads.
+pub(super) fn of_proxy(plan: &ProxyPlan) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    of_servers(&plan.server_tls, &mut paths);
+    of_clients(&plan.clients, &mut paths);
+    paths.extend(RESOLVER.map(PathBuf::from));
+    paths
+}
+
+/// Files that the start of an agent reads.
+pub(super) fn of_agent(plan: &AgentPlan) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    of_servers(&plan.tls, &mut paths);
     let redirect = plan.redirect.as_ref();
     paths.extend(redirect.and_then(|redirect| redirect.file.clone()));
     paths.extend(RESOLVER.map(|path| Path::new(path).to_owned()));

@@ -7,6 +7,7 @@ use crate::ebpf::Captured;
 use crate::listeners::address::listen_addr;
 use crate::listeners::{Counted, Listening, Serve};
 use adit_config::address::BindAddress;
+use adit_config::plan::ServerPlan;
 use adit_net::accept::accept_loop;
 use adit_net::listen::Listener;
 use adit_net::original_dst::{OriginSource, PacketFilterOrigin, accept_any_address};
@@ -23,13 +24,14 @@ impl Listening<'_> {
     /// The packet filter's listener cannot be bound, or the rule file is invalid. Other failures of the redirect are logged.
     pub(crate) fn transparent(
         &self,
+        plan: &ServerPlan,
         context: &Arc<FrontendContext>,
     ) -> anyhow::Result<(Captured, Option<SocketAddr>)> {
-        let plan = &self.plan.transparent;
+        let (plan, agents) = (&plan.transparent, &plan.agents.bind);
         let open = |bind| self.packet_filter(bind, context);
         let bound = plan.bind.as_ref().map(open).transpose()?;
         let captured = match &plan.redirect {
-            Some(redirect) => self.redirect(redirect, context)?,
+            Some(redirect) => self.redirect(redirect, agents, context)?,
             None => Captured::none(),
         };
         Ok((captured, bound))

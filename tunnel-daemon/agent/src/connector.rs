@@ -105,6 +105,7 @@ pub struct Connected {
 enum Purpose {
     Link,
     Lane,
+    Tunnel,
 }
 
 impl ServerConnector {
@@ -126,6 +127,18 @@ impl ServerConnector {
         address: &ServerAddress,
     ) -> Result<ByteStream, ConnectorError> {
         let reached = self.connect_for(address, Purpose::Lane).await?;
+        Ok(reached.stream)
+    }
+
+    /// Connects for one tunnel, by whatever protocol the TLS configuration names. A cancelled call has no effect.
+    ///
+    /// # Errors
+    /// See [`Self::connect`].
+    pub async fn connect_client(
+        &self,
+        address: &ServerAddress,
+    ) -> Result<ByteStream, ConnectorError> {
+        let reached = self.connect_for(address, Purpose::Tunnel).await?;
         Ok(reached.stream)
     }
 
@@ -250,7 +263,7 @@ impl ServerConnector {
         let labels = Labels {
             role: match purpose {
                 Purpose::Link => AccountRole::Link,
-                Purpose::Lane => AccountRole::Lane,
+                Purpose::Lane | Purpose::Tunnel => AccountRole::Lane,
             },
             agent: self.agent.as_str(),
             destination_class: "",
@@ -297,6 +310,10 @@ impl ServerConnector {
             Purpose::Lane => {
                 socket::tune_lane(&tcp);
                 Some(self.tls.spec().alpn.records_beside(lane::ALPN))
+            }
+            Purpose::Tunnel => {
+                socket::tune_lane(&tcp);
+                None
             }
         };
         let name = server_name(host)?;

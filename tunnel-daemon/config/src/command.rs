@@ -8,7 +8,7 @@ use crate::error::ConfigError;
 use crate::pki::PkiOptions;
 #[cfg(feature = "demo")]
 use crate::plan::LaneSecurity;
-use crate::plan::{AdminSocketChoice, AgentPlan, ServerPlan};
+use crate::plan::{AdminSocketChoice, AgentPlan, ProxyPlan, ServerPlan};
 use crate::units::duration;
 
 /// The command to execute.
@@ -18,6 +18,8 @@ pub enum Command {
     Server(Box<ServerPlan>),
     /// Run an agent.
     Agent(Box<AgentPlan>),
+    /// Run a proxy.
+    Proxy(Box<ProxyPlan>),
     /// Run server, agents and sample targets in one process.
     #[cfg(feature = "demo")]
     Demo(DemoOptions),
@@ -35,6 +37,13 @@ pub enum Command {
     Man(ManOptions),
     /// Open listeners in other network namespaces, for the server or agent that started this process.
     NetnsHelper(NetnsHelperOptions),
+    /// Become another program.
+    Execute {
+        /// Its file; searched for by `PATH` if it is a bare name.
+        program: PathBuf,
+        /// Its arguments.
+        args: Vec<String>,
+    },
     /// Print this text to standard output and exit 0: help or version.
     Print(String),
 }
@@ -226,10 +235,10 @@ pub struct CheckOptions {
     /// One JSON object instead of lines
     #[arg(long)]
     pub json: bool,
-    /// Connect to the servers of the agent's flags, as the agent would
+    /// Connect to the servers of an agent's or proxy's flags, as it would
     #[arg(long)]
     pub connect: bool,
-    /// server or agent, and its flags, to be checked on this host
+    /// server, agent or proxy, and its flags, to be checked on this host
     #[arg(
         value_name = "COMMAND",
         trailing_var_arg = true,
@@ -251,6 +260,8 @@ pub enum CheckGiven {
     Server(Box<ServerPlan>, Vec<String>),
     /// An agent's, with the warnings of its start.
     Agent(Box<AgentPlan>, Vec<String>),
+    /// A proxy's, with the warnings of its start.
+    Proxy(Box<ProxyPlan>, Vec<String>),
     /// A command line that would be refused.
     Refused(ConfigError),
 }

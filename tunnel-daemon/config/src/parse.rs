@@ -3,11 +3,17 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use crate::command::Parsed;
+use crate::command::{Command, Parsed};
 use crate::error::ConfigError;
+use crate::legacy::hypershift::{self, Sidecar};
 use crate::plan::{ForwardProxy, Program};
 use crate::process_id::id;
 use crate::{flags, legacy};
+
+/// HyperShift's operator, whose place this program can take.
+const OPERATOR: &str = "control-plane-operator";
+/// What the name of the operator itself ends with then.
+const ORIGINAL: &str = ".original";
 
 /// Reads a whole command line, `argv[0]` included. `env` looks up one environment variable. See [`parse_naming`].
 ///
@@ -38,6 +44,9 @@ pub fn parse_naming(
     let mut args = argv
         .map(text)
         .collect::<Result<Vec<String>, ConfigError>>()?;
+    if let Some(parsed) = sidecar(Path::new(&program), &args, env) {
+        return parsed;
+    }
     let mut parsed = match compat_mode(&program, &mut args) {
         Some(Program::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID"))?,
         Some(Program::Agent) => legacy::agent(
@@ -45,7 +54,7 @@ pub fn parse_naming(
             id(env, "PROXY_AGENT_ID"),
             ForwardProxy::from_env(env),
         )?,
-        None => return flags::parse(&args, env, variables),
+        Some(Program::Proxy) | None => return flags::parse(&args, env, variables),
     };
     flags::warn_compat(variables, env, &mut parsed.warnings);
     Ok(parsed)
@@ -54,6 +63,34 @@ pub fn parse_naming(
 fn text(arg: OsString) -> Result<String, ConfigError> {
     arg.into_string()
         .map_err(|arg| ConfigError::new(format!("argument {arg:?} is not UTF-8 text")))
+}
+
+/// The command of HyperShift's sidecars, by their own names or as subcommands of its operator: whatever else that is asked for,
+/// the operator itself does, which stands beside this program.
+fn sidecar(
+    program: &Path,
+    args: &[String],
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Option<Result<Parsed, ConfigError>> {
+    let name = program.file_name()?.to_str()?;
+    if let Some(sidecar) = Sidecar::of_name(name) {
+        return Some(hypershift::sidecar(sidecar, args, env));
+    }
+    if name != OPERATOR {
+        return None;
+    }
+    let asked = args.split_first();
+    let asked = asked.and_then(|(first, args)| Some((Sidecar::of_name(first)?, args)));
+    Some(match asked {
+        Some((sidecar, args)) => hypershift::sidecar(sidecar, args, env),
+        None => Ok(Parsed {
+            command: Command::Execute {
+                program: program.with_file_name(format!("{OPERATOR}{ORIGINAL}")),
+                args: args.to_vec(),
+            },
+            warnings: Vec::new(),
+        }),
+    })
 }
 
 /// Whether upstream's flags follow; removes all other arguments from `args`.

@@ -10,7 +10,7 @@ mod reply;
 #[cfg(test)]
 mod tests;
 
-pub use reply::{ESTABLISHED, Rejection, TargetStatus, failure_response};
+pub use reply::{ESTABLISHED, Rejection, TargetStatus, failure_of, failure_response};
 
 /// Default limit of a request head, octets: the limit of Go's server.
 pub const HEAD_LEN_MAX: usize = 1024 * 1024;

@@ -48,6 +48,9 @@ pub enum DialFailure {
     /// This server is short of file descriptors and serves no further clients.
     #[error("server is short of file descriptors")]
     NoDescriptors,
+    /// A proxy reached none of its servers; the text says why not the last of them.
+    #[error("no server answers: {0}")]
+    NoServer(String),
 }
 
 /// What an agent's text says of a failed dial.
@@ -117,11 +120,29 @@ impl TargetFailure {
 }
 
 impl DialFailure {
+    /// Whether the server or agent that answered so has not dialled, so that another one may.
+    #[must_use]
+    pub fn lets_others_try(&self) -> bool {
+        match self {
+            Self::NoAgent
+            | Self::SendTimedOut
+            | Self::LinkLost
+            | Self::LinkBusy
+            | Self::TooManyPending { .. }
+            | Self::Closed
+            | Self::ShuttingDown
+            | Self::NoMemory
+            | Self::NoDescriptors
+            | Self::NoServer(_) => true,
+            Self::Target(_) | Self::TimedOut | Self::TooLong | Self::Denied(_) => false,
+        }
+    }
+
     /// Value of the `reason` label of `dial_failure_count`.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::NoAgent => "no_agent",
+            Self::NoAgent | Self::NoServer(_) => "no_agent",
             Self::Target(_) => "error_response",
             Self::TimedOut | Self::SendTimedOut => "backend_dial_timeout",
             Self::LinkLost | Self::LinkBusy | Self::Closed => "backend_close",

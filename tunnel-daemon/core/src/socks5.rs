@@ -254,7 +254,8 @@ impl Reply {
             | DialFailure::Closed
             | DialFailure::ShuttingDown
             | DialFailure::NoMemory
-            | DialFailure::NoDescriptors => Self::GeneralFailure,
+            | DialFailure::NoDescriptors
+            | DialFailure::NoServer(_) => Self::GeneralFailure,
         }
     }
 

@@ -1,4 +1,5 @@
-//! The Kubernetes API as Adit uses it: who holds a service account token, and which servers have leases.
+//! The Kubernetes API as Adit uses it: who holds a service account token, which servers have leases,
+//! and which addresses Services have.
 //!
 //! Knows nothing of tunnels. A caller's origin is an address and a flag; outcomes of requests go to the caller's events.
 
@@ -10,6 +11,7 @@ pub mod no_proxy;
 pub mod request;
 pub mod review_policy;
 pub mod reviewer;
+pub mod services;
 pub mod sha256;
 pub mod token;
 mod words;

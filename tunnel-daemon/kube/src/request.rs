@@ -257,6 +257,30 @@ fn plain(error: &kube::Error) -> String {
     excerpt(&format!("cannot reach the API server: {why}"))
 }
 
+/// A value of a query.
+pub(crate) fn escape(value: &str) -> String {
+    let mut escaped = String::new();
+    for byte in value.bytes() {
+        // RFC 3986: all but the unreserved characters.
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+/// What a page of a list says besides its items.
+#[derive(Deserialize, Default)]
+pub(crate) struct PageMeta {
+    #[serde(rename = "resourceVersion")]
+    pub(crate) version: Option<String>,
+    /// Where the next page begins.
+    #[serde(rename = "continue")]
+    pub(crate) rest: Option<String>,
+}
+
 /// The start of a foreign text.
 pub(crate) fn excerpt(text: &str) -> String {
     let mut end = text.len().min(TEXT_BYTES_MAX);

@@ -9,4 +9,4 @@ mod serve;
 mod tests;
 
 pub use answer::Refusal;
-pub use serve::{After, Connector, Proxy, Served, serve};
+pub use serve::{After, Connector, Parent, Proxy, Served, serve};

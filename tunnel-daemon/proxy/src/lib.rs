@@ -2,5 +2,6 @@
 //! client is answered (RFC 9110, RFC 9112).
 #![forbid(unsafe_code)]
 
+pub mod connect;
 pub mod http;
 pub mod users;

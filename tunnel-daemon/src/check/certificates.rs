@@ -1,16 +1,20 @@
 //! Certificates, keys and CAs of a command line: whether they are readable, match, and for how long they are valid.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::line::{degraded, missing, ok, refused};
-use crate::agent::agent_tls;
+use crate::agent::{agent_tls, client_tls};
 use crate::listeners::server_tls;
 use crate::status::model::Capability;
-use adit_config::plan::{AgentPlan, FrontendListen, ServerPlan, TlsFiles};
+use adit_config::plan::{
+    AgentPlan, AgentTls, ClientsPlan, FrontendListen, ProxyPlan, ServerPlan, TlsFiles,
+};
+use adit_config::tls_policy::TlsPolicy;
 use adit_host::files::{OthersMay, others_may};
 use adit_tls::inspect::{self, Inspected, Role};
-use adit_tls::reload::Reloadable;
+use adit_tls::reload::{Reloadable, ReloadableClientTls};
 use adit_tls::tls::{Alpn, TlsError};
 
 /// A certificate is reported as about to expire with less time left than this.
@@ -30,6 +34,9 @@ enum Purpose {
     Anchor,
 }
 
+/// Name of the lines about the connection to servers.
+const SERVERS: &str = "server-connection";
+
 /// Peers that verify the certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Peers {
@@ -44,12 +51,9 @@ impl Peers {
     }
 }
 
-/// Lines about all files that a server reads.
-pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
-    let agents = Peers::of(plan.compat);
-    let mut groups: Vec<(&str, &TlsFiles, Peers)> =
-        vec![("agent-listener", &plan.agents.tls, agents)];
-    for frontend in &plan.frontends {
+/// Adds the files of frontends.
+fn of_clients<'a>(clients: &'a ClientsPlan, groups: &mut Vec<(&'static str, &'a TlsFiles, Peers)>) {
+    for frontend in &clients.frontends {
         if let FrontendListen::Tcp {
             tls: Some(files), ..
         } = &frontend.listen
@@ -58,17 +62,68 @@ pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
             groups.push(("frontend", files, Peers::Go));
         }
     }
+}
+
+fn listeners(
+    groups: &[(&'static str, &TlsFiles, Peers)],
+    policy: &TlsPolicy,
+    now: SystemTime,
+) -> Vec<Capability> {
     let mut lines = Vec::new();
     for (name, files, peers) in groups {
-        let loaded = Reloadable::load(server_tls(files, &plan.tls, Alpn::http11()));
+        let loaded = Reloadable::load(server_tls(files, policy, Alpn::http11()));
         lines.push(pair(name, loaded, "certificate, key and CA fit"));
-        let purpose = Purpose::Own(Role::Server, peers);
+        let purpose = Purpose::Own(Role::Server, *peers);
         lines.extend(validity(name, &files.cert, purpose, now));
         lines.extend(key_access(name, &files.key));
         if let Some(ca) = &files.client_ca {
             lines.extend(validity(name, ca, Purpose::Anchor, now));
         }
     }
+    lines
+}
+
+/// Lines about all files that a proxy reads.
+pub(super) fn of_proxy(plan: &ProxyPlan, now: SystemTime) -> Vec<Capability> {
+    let mut groups = Vec::new();
+    of_clients(&plan.clients, &mut groups);
+    let mut lines = listeners(&groups, &plan.tls, now);
+    let loaded = client_tls(&plan.server_tls, plan.tls.clone(), Alpn::http11());
+    lines.extend(towards_servers(&plan.server_tls, loaded, Peers::Go, now));
+    if plan.server_tls.identity.is_none() {
+        let line = degraded(
+            "no client certificate: no server with an http-connect frontend on TLS takes this proxy",
+            "give --client-cert and --client-key",
+        );
+        lines.push(line.named(SERVERS));
+    }
+    lines
+}
+
+/// Lines about what is shown to servers, and what they are verified by.
+fn towards_servers(
+    files: &AgentTls,
+    loaded: Result<Arc<ReloadableClientTls>, TlsError>,
+    peers: Peers,
+    now: SystemTime,
+) -> Vec<Capability> {
+    let mut lines = vec![pair(SERVERS, loaded, "CA, certificate and key fit")];
+    lines.extend(validity(SERVERS, &files.ca_cert, Purpose::Anchor, now));
+    if let Some(own) = &files.identity {
+        let purpose = Purpose::Own(Role::Client, peers);
+        lines.extend(validity(SERVERS, &own.cert, purpose, now));
+        lines.extend(key_access(SERVERS, &own.key));
+    }
+    lines
+}
+
+/// Lines about all files that a server reads.
+pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
+    let agents = Peers::of(plan.compat);
+    let mut groups: Vec<(&str, &TlsFiles, Peers)> =
+        vec![("agent-listener", &plan.agents.tls, agents)];
+    of_clients(&plan.clients, &mut groups);
+    let mut lines = listeners(&groups, &plan.tls, now);
     if let (Some(ca), Some(crl)) = (&plan.agents.tls.client_ca, &plan.agents.crl) {
         lines.push(revocation(ca, crl));
     }
@@ -90,25 +145,14 @@ fn revocation(ca: &Path, crl: &Path) -> Capability {
 
 /// Lines about all files that an agent reads.
 pub(super) fn of_agent(plan: &AgentPlan, now: SystemTime) -> Vec<Capability> {
-    const NAME: &str = "server-connection";
-    let fine = "CA, certificate and key fit";
-    let mut lines = vec![pair(NAME, agent_tls(plan), fine)];
-    lines.extend(validity(NAME, &plan.tls.ca_cert, Purpose::Anchor, now));
-    match &plan.tls.identity {
-        Some(own) => {
-            let purpose = Purpose::Own(Role::Client, Peers::of(plan.compat));
-            lines.extend(validity(NAME, &own.cert, purpose, now));
-            lines.extend(key_access(NAME, &own.key));
-        }
-        None if plan.token_path.is_some() => (),
-        None => {
-            let line = degraded(
-                "no client certificate and no token: only a server that authenticates nobody takes this agent, and no lane is \
-                 possible",
-                "give --agent-cert and --agent-key, or --token-path",
-            );
-            lines.push(line.named(NAME));
-        }
+    let mut lines = towards_servers(&plan.tls, agent_tls(plan), Peers::of(plan.compat), now);
+    if plan.tls.identity.is_none() && plan.token_path.is_none() {
+        let line = degraded(
+            "no client certificate and no token: only a server that authenticates nobody takes this agent, and no lane is \
+             possible",
+            "give --agent-cert and --agent-key, or --token-path",
+        );
+        lines.push(line.named(SERVERS));
     }
     if let Some(path) = &plan.token_path {
         lines.push(token(path));

@@ -8,7 +8,7 @@ use tokio::runtime::Builder;
 
 use super::line::{degraded, missing, ok};
 use crate::status::model::Capability;
-use adit_config::plan::{AgentPlan, ServerPlan};
+use adit_config::plan::{AgentPlan, ClientsPlan, ServerPlan};
 use adit_host::blocking::start_runtime;
 use adit_server::backend::check_deny_list;
 use adit_server::followed::FileError;
@@ -29,11 +29,15 @@ pub(super) fn of_server(plan: &ServerPlan) -> anyhow::Result<Vec<Capability>> {
         let checked = check_deny_list(path);
         usable(path, checked).named("agent-deny")
     }));
-    lines.extend(plan.users.as_ref().map(|path| {
-        let checked = FrontendUsers::load(path).map(|_users| ());
-        usable(path, checked).named("frontend-users")
-    }));
+    lines.extend(users(&plan.clients));
     Ok(lines)
+}
+
+/// A line about the users of frontends.
+pub(super) fn users(clients: &ClientsPlan) -> Option<Capability> {
+    let path = clients.users.as_ref()?;
+    let checked = FrontendUsers::load(path).map(|_users| ());
+    Some(usable(path, checked).named("frontend-users"))
 }
 
 fn usable(path: &Path, checked: Result<(), FileError>) -> Capability {

@@ -46,6 +46,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
         CheckGiven::Nothing | CheckGiven::Refused(_) => Needs::default(),
         CheckGiven::Server(plan, _) => Needs::of_server(plan),
         CheckGiven::Agent(plan, _) => Needs::of_agent(plan),
+        CheckGiven::Proxy(..) => Needs::default(),
     };
     let mut lines = lines_of(&host, &host::Facts::gather(true), needs);
     lines.push(clock(now));
@@ -74,11 +75,21 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
                 lines.extend(servers::of_agent(plan)?);
             }
         }
+        CheckGiven::Proxy(plan, warnings) => {
+            lines.extend(configuration(warnings));
+            lines.extend(logging(&plan.log));
+            lines.extend(certificates::of_proxy(plan, now));
+            lines.extend(kubernetes::users(&plan.clients));
+            lines.extend(places::of_proxy(plan));
+            if options.connect {
+                lines.extend(servers::of_proxy(plan)?);
+            }
+        }
     }
-    if options.connect && !matches!(options.given, CheckGiven::Agent(..)) {
+    if options.connect && !matches!(options.given, CheckGiven::Agent(..) | CheckGiven::Proxy(..)) {
         let line = degraded(
-            "--connect has no effect without the flags of an agent",
-            "add agent and its flags behind it",
+            "--connect has no effect without the flags of an agent or proxy",
+            "add agent or proxy and its flags behind it",
         );
         lines.push(line.named("server"));
     }

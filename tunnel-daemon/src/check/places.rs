@@ -11,7 +11,9 @@ use rustix::fs::{Access, access};
 use super::line::{degraded, missing, ok};
 use crate::status::model::{Capability, Verdict};
 use adit_config::address::{BindAddress, BindHost};
-use adit_config::plan::{AdminSocketPlan, AgentPlan, FrontendListen, ServerPlan};
+use adit_config::plan::{
+    AdminSocketPlan, AgentPlan, ClientsPlan, FrontendListen, FrontendPlan, ProxyPlan, ServerPlan,
+};
 use adit_net::listen::{StaleFile, listen};
 
 /// The TCP addresses taken so far in the order of a start, each with the name of its line.
@@ -20,19 +22,8 @@ struct Ports(Vec<(&'static str, SocketAddr)>);
 
 /// Lines about a server's listeners.
 pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
-    let (mut lines, mut ports) = (Vec::new(), Ports::default());
-    for frontend in &plan.frontends {
-        match &frontend.listen {
-            FrontendListen::Unix {
-                path,
-                delete_existing,
-            } => {
-                let stale = StaleFile::of(*delete_existing);
-                lines.push(socket(path, stale).named("frontend"));
-            }
-            FrontendListen::Tcp { bind, .. } => lines.push(ports.line("frontend", bind)),
-        }
-    }
+    let mut ports = Ports::default();
+    let mut lines = ports.of_clients(&plan.clients);
     if let Some(bind) = &plan.transparent.bind {
         lines.push(ports.line("transparent", bind));
     }
@@ -91,7 +82,28 @@ fn optional(line: Capability) -> Capability {
     }
 }
 
+/// Lines about a proxy's listeners.
+pub(super) fn of_proxy(plan: &ProxyPlan) -> Vec<Capability> {
+    let mut ports = Ports::default();
+    let mut lines = ports.of_clients(&plan.clients);
+    lines.extend(ports.probes(&plan.health, &None, false));
+    lines.extend(admin_socket(&plan.admin_socket));
+    lines
+}
+
 impl Ports {
+    /// Lines about frontends.
+    fn of_clients(&mut self, clients: &ClientsPlan) -> Vec<Capability> {
+        let line = |frontend: &FrontendPlan| match &frontend.listen {
+            FrontendListen::Unix {
+                path,
+                delete_existing,
+            } => socket(path, StaleFile::of(*delete_existing)).named("frontend"),
+            FrontendListen::Tcp { bind, .. } => self.line("frontend", bind),
+        };
+        clients.frontends.iter().map(line).collect()
+    }
+
     /// Lines about the health and admin listeners, which a start opens last.
     fn probes(
         &mut self,

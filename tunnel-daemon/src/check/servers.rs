@@ -1,4 +1,4 @@
-//! The servers of an agent's command line: whether the agent could connect to them. Registers with none.
+//! The servers of a command line: whether the agent or proxy could connect to them. Registers with none, asks none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,28 +7,48 @@ use tokio::io::AsyncReadExt as _;
 use tokio::runtime::Builder;
 
 use super::line::{missing, ok};
-use crate::agent::agent_tls;
+use crate::agent::{agent_tls, client_tls};
 use crate::status::model::Capability;
 use adit_agent::connector::{Connected, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
-use adit_config::plan::AgentPlan;
+use adit_config::plan::{AgentPlan, ForwardProxy, ProxyPlan};
+use adit_core::ids::AgentId;
 use adit_host::blocking::start_runtime;
 use adit_net::accounts::Accounts;
 use adit_net::resolve::SystemResolver;
 use adit_net::self_sockets::OwnSockets;
+use adit_tls::reload::ReloadableClientTls;
+use adit_tls::tls::{Alpn, TlsError};
 
 const NAME: &str = "server";
 /// Time for a refusal to arrive: with TLS 1.3 a server refuses a client certificate after the handshake.
 const REFUSAL: Duration = Duration::from_secs(3);
 
-/// One line for each server.
+/// One line for each server of an agent.
 ///
 /// # Errors
 /// The runtime or the resolver could not be created.
 pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
+    reached(agent_tls(plan), &plan.forward_proxy, &plan.servers)
+}
+
+/// One line for each server of a proxy.
+///
+/// # Errors
+/// As [`of_agent`].
+pub(super) fn of_proxy(plan: &ProxyPlan) -> anyhow::Result<Vec<Capability>> {
+    let tls = client_tls(&plan.server_tls, plan.tls.clone(), Alpn::http11());
+    reached(tls, &plan.forward_proxy, &plan.servers)
+}
+
+fn reached(
+    tls: Result<Arc<ReloadableClientTls>, TlsError>,
+    proxy: &ForwardProxy,
+    servers: &[ServerAddress],
+) -> anyhow::Result<Vec<Capability>> {
     // Broken files already have a line.
-    let Ok(tls) = agent_tls(plan) else {
+    let Ok(tls) = tls else {
         let untried = "not tried: the certificates above cannot be used";
         let line = missing(untried, "correct the certificates of the lines above");
         return Ok(vec![line.named(NAME)]);
@@ -38,14 +58,14 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
         let connector = ServerConnector {
             resolver: Arc::new(SystemResolver::new()?),
             tls,
-            proxy: plan.forward_proxy.clone(),
+            proxy: proxy.clone(),
             accounts: Accounts::off(),
             own_sockets: OwnSockets::off(),
-            agent: plan.agent_id.clone(),
+            agent: AgentId::new(""),
             recent_servers: RecentServers::default(),
         };
         let mut lines = Vec::new();
-        for address in &plan.servers {
+        for address in servers {
             lines.push(server(&connector, address).await.named(NAME));
         }
         Ok(lines)
@@ -71,8 +91,8 @@ async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capabil
             REMEDY,
         ),
         Ok(Err(error)) => missing(
-            format!("{address}: the server refused this agent: {error}"),
-            "give a certificate that the CA of the server's --cluster-ca-cert has signed",
+            format!("{address}: the server refused this certificate: {error}"),
+            "give one that the server's CA has signed: that of --cluster-ca-cert for agents, of --server-ca-cert for proxies",
         ),
         // The server sends first, or waits for the client to.
         Ok(Ok(_)) | Err(_) => ok(format!(

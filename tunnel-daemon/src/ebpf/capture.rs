@@ -19,6 +19,7 @@ use crate::listeners::Listening;
 use crate::listeners::address::socket_addr;
 use crate::process::Process;
 use crate::redirect_view::RedirectView;
+use adit_config::address::BindAddress;
 use adit_config::plan::{OnFailure, Program, RedirectPlan};
 use adit_host::interfaces::local_addresses;
 use adit_net::accounts::Accounts;
@@ -98,20 +99,22 @@ fn own_mark(random: u32) -> Mark {
 }
 
 impl Listening<'_> {
-    /// Attaches the redirect that a plan requests. A failure on this host is logged.
+    /// Attaches the redirect that a plan requests, which spares `agents`, the address for agents. A failure on this host is
+    /// logged.
     ///
     /// # Errors
     /// The rule file is invalid; the error has its name and line.
     pub(crate) fn redirect(
         &self,
         plan: &RedirectPlan,
+        agents: &BindAddress,
         context: &Arc<FrontendContext>,
     ) -> anyhow::Result<Captured> {
         let path = plan.file.as_deref();
         let with_file = Followed::merge(plan, path, Program::Server, RedirectPlan::with)?;
         let process = self.process;
         let view = &process.redirect;
-        match self.capture(plan, with_file, context) {
+        match self.capture(plan, agents, with_file, context) {
             Ok((programs, listeners)) => {
                 let cgroup = plan.cgroup.display().to_string();
                 maintain(
@@ -139,6 +142,7 @@ impl Listening<'_> {
     fn capture(
         &self,
         plan: &RedirectPlan,
+        agents: &BindAddress,
         (all, followed): (RedirectPlan, Option<Followed>),
         context: &Arc<FrontendContext>,
     ) -> anyhow::Result<(Arc<Redirect>, Vec<SocketAddr>)> {
@@ -167,7 +171,6 @@ impl Listening<'_> {
         own_sockets.spared_by(&(Arc::clone(&redirect) as Arc<dyn SocketExemptions>));
         // Agents that connect at once are recognized; a port that the kernel chooses is exempted once known. These rules go
         // first, so that no call they exempt is captured.
-        let agents = &self.plan.agents.bind;
         if agents.port != 0 {
             let at = [socket_addr(agents)?];
             redirect.set_rules(&own_rules(at, at_agents(plan), &local_addresses()))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use adit_core::registry::{Registry, Strategy};
 
 use crate::process::Process;
-use adit_config::plan::ServerPlan;
+use adit_config::plan::{ClientsPlan, ServerPlan};
 use adit_net::self_listeners::OwnListeners;
 use adit_net::tasks::Tasks;
 use adit_server::backend::AgentAuthorizer;
@@ -58,7 +58,7 @@ impl Tenant {
         Ok(Self {
             router: Router::within(registry, limits, Arc::clone(&process.budget)),
             access: Arc::new(AccessLog::new(plan.access_log_limit, suppressed)),
-            clients: Arc::new(ClientLimits::new(plan.client_rules.clone())),
+            clients: Arc::new(ClientLimits::new(plan.clients.rules.clone())),
             own: Arc::default(),
             metrics,
         })
@@ -97,13 +97,10 @@ impl Tenant {
         process: &Process,
         clients: &Tasks,
     ) -> anyhow::Result<Arc<FrontendContext>> {
-        let users = plan.users.as_deref().map(FrontendUsers::load).transpose()?;
-        if let Some(users) = users.clone() {
-            let following = users.follow(process.metrics.clone(), process.controls.reread.clone());
-            process.services.spawn_always("frontend-users", following);
-        }
+        let users = followed_users(&plan.clients, process)?;
         Ok(Arc::new(FrontendContext {
             router: Arc::clone(&self.router),
+            upstream: None,
             metrics: self.metrics.clone(),
             access: Arc::clone(&self.access),
             relay: process.relay.relay.clone(),
@@ -115,4 +112,20 @@ impl Tenant {
             leaving: process.stop.clone(),
         }))
     }
+}
+
+/// The users of a plan's frontends, from a file that is followed from now on.
+///
+/// # Errors
+/// The list cannot be used.
+pub(crate) fn followed_users(
+    plan: &ClientsPlan,
+    process: &Process,
+) -> anyhow::Result<Option<FrontendUsers>> {
+    let users = plan.users.as_deref().map(FrontendUsers::load).transpose()?;
+    if let Some(users) = users.clone() {
+        let following = users.follow(process.metrics.clone(), process.controls.reread.clone());
+        process.services.spawn_always("frontend-users", following);
+    }
+    Ok(users)
 }

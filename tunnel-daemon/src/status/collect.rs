@@ -60,6 +60,8 @@ pub(crate) struct Common {
 /// State of a server.
 pub(crate) struct ServerSource {
     pub(crate) common: Common,
+    /// Or of a proxy, which has no links.
+    pub(crate) role: Role,
     pub(crate) router: Arc<Router>,
     pub(crate) metrics: AditMetrics,
 }
@@ -85,7 +87,7 @@ impl Tally {
         for live in tunnels.all() {
             tally.counts.open += 1;
             *match live.path() {
-                Path::Link => &mut tally.counts.link,
+                Path::Link | Path::Server => &mut tally.counts.link,
                 Path::Lane => &mut tally.counts.lane,
                 Path::RawLane | Path::KtlsLane => &mut tally.counts.raw_lane,
             } += 1;
@@ -199,7 +201,7 @@ impl Common {
 
 impl Source for ServerSource {
     fn role(&self) -> Role {
-        Role::Server
+        self.role
     }
 
     fn common(&self) -> &Common {
@@ -252,7 +254,7 @@ impl Source for ServerSource {
         );
         links.truncate(LINKS_MAX);
         let links = self.rows(&links, &tally);
-        let mut status = self.common.status(Role::Server, &tally, links, all);
+        let mut status = self.common.status(self.role, &tally, links, all);
         status.pending_dials = Some(self.router.pending_dials() as u64);
         let strategies = self.router.with_registry(Registry::availability);
         status.strategies = strategies
@@ -300,7 +302,7 @@ impl ServerSource {
         let total = links.len() as u64;
         links.truncate(LINKS_LISTED_MAX);
         let rows = self.rows(&links, &Tally::of(&self.common.tunnels, false));
-        (self.common.links(Role::Server, rows, total), links)
+        (self.common.links(self.role, rows, total), links)
     }
 
     fn rows(&self, links: &[LinkHandle], tally: &Tally) -> Vec<LinkStatus> {

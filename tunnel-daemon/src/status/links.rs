@@ -96,7 +96,7 @@ fn rows(link: &LinkStatus, role: Role) -> Vec<(&'static str, String)> {
     let mut rows = vec![
         match role {
             Role::Server => ("agent", link.peer.clone()),
-            Role::Agent => ("server", link.peer.clone()),
+            Role::Agent | Role::Proxy => ("server", link.peer.clone()),
         },
         (
             "  link",

@@ -235,6 +235,7 @@ pub struct RedirectNamespaces {
 pub enum Role {
     Server,
     Agent,
+    Proxy,
 }
 
 impl Role {
@@ -244,6 +245,7 @@ impl Role {
         match self {
             Self::Server => "server",
             Self::Agent => "agent",
+            Self::Proxy => "proxy",
         }
     }
 }

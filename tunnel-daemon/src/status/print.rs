@@ -227,7 +227,7 @@ fn links(status: &Status) -> String {
     // Only servers know what a peer has proved.
     let texts = match status.role {
         Role::Server => [("PROVED", 13), ("AGENT", 11), ("ADDRESS", 15)],
-        Role::Agent => [("", 0), ("SERVER", 18), ("ADDRESS", 22)],
+        Role::Agent | Role::Proxy => [("", 0), ("SERVER", 18), ("ADDRESS", 22)],
     };
     let [proved, peer, address] = texts.map(|(head, width)| Column::text(head, Some(width)));
     let columns = [

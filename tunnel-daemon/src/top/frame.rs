@@ -80,7 +80,7 @@ impl Picture {
         };
         let role = match self.sample.role {
             Role::Server => "AGENT",
-            Role::Agent => "SERVER",
+            Role::Agent | Role::Proxy => "SERVER",
         };
         let rate = |name: &str| Column::number(mark(name, TopSort::Rate), 7);
         let columns = [

@@ -164,6 +164,8 @@ label! {
         RawLane = "raw-lane",
         /// A kTLS raw lane for this tunnel alone, without frames.
         KtlsLane = "ktls-lane",
+        /// A connection to a server, for a client of `adit proxy`.
+        Server = "server",
     }
 
     /// Which limit refused a dial.

@@ -98,11 +98,16 @@ impl LogGuard {
     pub fn debug_log(&self) -> DebugLog {
         self.debug.clone()
     }
+
+    /// Waits until the lines so far are written, as far as their sinks take them: before a last word on standard error.
+    pub fn flush(&self) {
+        self.queues.iter().for_each(Queue::flush);
+    }
 }
 
 impl Drop for LogGuard {
     fn drop(&mut self) {
-        self.queues.iter().for_each(Queue::flush);
+        self.flush();
     }
 }
 

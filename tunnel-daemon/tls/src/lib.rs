@@ -15,6 +15,7 @@ mod crl;
 pub mod handshake;
 mod identity;
 pub mod inspect;
+pub mod nested;
 pub mod outbox;
 mod pem;
 pub mod pki;

@@ -96,6 +96,17 @@ impl Socket {
     }
 }
 
+impl PeerAddr {
+    /// Whether the peer is on this host: by its address, or by a unix socket.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            Self::Unix => true,
+        }
+    }
+}
+
 impl ByteStream {
     /// A finished handshake.
     pub(super) fn tls(

@@ -15,6 +15,7 @@ use crate::incoming::Incoming;
 use crate::lane::{Lane, RawLane};
 use crate::lane_path::{LaneOwner, LanePath};
 use crate::link_path::LinkPath;
+use crate::server_path::{ServerConnection, ServerPath};
 use adit_telemetry::labels::{Path as PathLabel, ServiceMethod};
 use adit_telemetry::tunnels::PathQuality;
 use adit_telemetry::{GaugeGuard, LiveTunnel, ServerMetrics};
@@ -61,7 +62,7 @@ impl Carrier {
     }
 }
 
-/// One side of a tunnel, over a link or a lane. Dropping it without [`Endpoint::close`] resets the tunnel.
+/// One side of a tunnel, over a link, a lane or a connection to a server. Dropping it without [`Endpoint::close`] resets the tunnel.
 pub struct Endpoint {
     path: Path,
     /// Memory reserved for this tunnel.
@@ -79,6 +80,7 @@ pub struct Endpoint {
 enum Path {
     Link(LinkPath),
     Lane(Box<LanePath>),
+    Server(Box<ServerPath>),
 }
 
 impl Path {
@@ -86,6 +88,7 @@ impl Path {
         match self {
             Self::Link(link) => link.budget(),
             Self::Lane(lane) => Some(lane.budget()),
+            Self::Server(server) => Some(server.budget()),
         }
     }
 }
@@ -103,6 +106,12 @@ impl Endpoint {
     #[must_use]
     pub fn on_lane(lane: Lane, owner: Arc<dyn LaneOwner>) -> Self {
         Self::over(Path::Lane(Box::new(LanePath::new(lane, owner))))
+    }
+
+    /// An endpoint on a connection of its own to a server.
+    #[must_use]
+    pub fn on_server(connection: ServerConnection) -> Self {
+        Self::over(Path::Server(Box::new(ServerPath::new(connection))))
     }
 
     fn over(path: Path) -> Self {
@@ -130,6 +139,7 @@ impl Endpoint {
         match &self.path {
             Path::Link(_) => PathLabel::Link,
             Path::Lane(_) => PathLabel::Lane,
+            Path::Server(_) => PathLabel::Server,
         }
     }
 
@@ -138,6 +148,7 @@ impl Endpoint {
         match &mut self.path {
             Path::Link(link) => link.poll_ready(cx),
             Path::Lane(lane) => lane.poll_ready(cx),
+            Path::Server(server) => server.poll_ready(cx),
         }
     }
 
@@ -150,6 +161,7 @@ impl Endpoint {
         match &self.path {
             Path::Link(link) => link.room(),
             Path::Lane(lane) => lane.room(),
+            Path::Server(server) => server.room(),
         }
     }
 
@@ -159,6 +171,7 @@ impl Endpoint {
         match &mut self.path {
             Path::Link(link) => link.poll_check(cx),
             Path::Lane(lane) => lane.poll_check(),
+            Path::Server(server) => server.poll_check(),
         }
     }
 
@@ -167,6 +180,7 @@ impl Endpoint {
         match &mut self.path {
             Path::Link(link) => link.end_waits(),
             Path::Lane(lane) => lane.end_waits(),
+            Path::Server(server) => server.end_waits(),
         }
     }
 
@@ -179,6 +193,7 @@ impl Endpoint {
             match &mut self.path {
                 Path::Link(link) => link.send(bytes),
                 Path::Lane(lane) => lane.send(bytes),
+                Path::Server(server) => server.send(bytes),
             }
         }
     }
@@ -193,6 +208,10 @@ impl Endpoint {
             Path::Lane(lane) => {
                 lane.fit_buffers(sizes);
                 lane.poll_flush(cx);
+            }
+            Path::Server(server) => {
+                server.fit_buffers(sizes);
+                server.poll_flush(cx);
             }
         }
         self.growth
@@ -224,6 +243,7 @@ impl Endpoint {
         match &self.path {
             Path::Link(_) => None,
             Path::Lane(lane) => lane.quality(),
+            Path::Server(server) => server.quality(),
         }
     }
 
@@ -232,6 +252,7 @@ impl Endpoint {
         match &mut self.path {
             Path::Link(link) => link.fin(),
             Path::Lane(lane) => lane.fin(),
+            Path::Server(server) => server.fin(),
         }
     }
 
@@ -245,6 +266,7 @@ impl Endpoint {
         match &mut self.path {
             Path::Link(link) => link.close(text),
             Path::Lane(lane) => lane.close(text),
+            Path::Server(server) => server.fin(),
         }
     }
 
@@ -253,6 +275,7 @@ impl Endpoint {
         match &mut self.path {
             Path::Link(link) => link.poll_recv(cx),
             Path::Lane(lane) => lane.poll_recv(cx),
+            Path::Server(server) => server.poll_recv(cx),
         }
     }
 
@@ -261,6 +284,7 @@ impl Endpoint {
         match &mut self.path {
             Path::Link(link) => link.poll_aborted(cx),
             Path::Lane(lane) => lane.poll_aborted(cx),
+            Path::Server(server) => server.poll_aborted(cx),
         }
     }
 
@@ -270,6 +294,7 @@ impl Endpoint {
         match &self.path {
             Path::Link(link) => link.last_end(),
             Path::Lane(lane) => lane.last_end(),
+            Path::Server(server) => server.last_end(),
         }
     }
 
@@ -308,8 +333,10 @@ impl Endpoint {
     /// which the socket has taken, wait in the kernel.
     pub fn stalled(&mut self, kernel_bytes: usize) {
         self.count_kernel(u32::try_from(kernel_bytes).unwrap_or(u32::MAX));
-        if let Path::Lane(lane) = &self.path {
-            lane.stalled();
+        match &self.path {
+            Path::Link(_) => (),
+            Path::Lane(lane) => lane.stalled(),
+            Path::Server(server) => server.stalled(),
         }
         match &self.watch {
             Some(EndpointWatch::Client(metrics)) if self.stalled.is_none() => {
@@ -368,6 +395,7 @@ impl Endpoint {
         match &mut self.path {
             Path::Link(link) => link.drained(bytes),
             Path::Lane(lane) => lane.drained(bytes),
+            Path::Server(server) => server.drained(bytes),
         }
     }
 
@@ -376,6 +404,7 @@ impl Endpoint {
         std::future::poll_fn(|cx| match &mut self.path {
             Path::Link(link) => link.poll_readable(cx),
             Path::Lane(lane) => lane.poll_readable(cx),
+            Path::Server(server) => server.poll_readable(cx),
         })
         .await;
     }
@@ -386,6 +415,7 @@ impl Endpoint {
         match &self.path {
             Path::Link(link) => link.is_idle(),
             Path::Lane(lane) => lane.is_idle(),
+            Path::Server(server) => server.is_idle(),
         }
     }
 

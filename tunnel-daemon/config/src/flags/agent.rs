@@ -7,7 +7,7 @@ use std::time::Duration;
 use adit_core::ids::AgentId;
 
 use super::redirect::NamespaceFlags;
-use super::values::{OperationFlags, PortSetting, bind_if_on, port_setting};
+use super::values::{AdminFlags, OperationFlags, PortSetting, bind_if_on, port_setting};
 use crate::address::ServerAddress;
 use crate::error::ConfigError;
 use crate::limits;
@@ -87,6 +87,8 @@ pub(super) struct AgentFlags {
     /// Port of admin requests, or off
     #[arg(long, value_name = "PORT", default_value = "8094", value_parser = port_setting, help_heading = "Operation")]
     admin_server_port: PortSetting,
+    #[command(flatten)]
+    admin: AdminFlags,
     #[command(flatten)]
     operation: OperationFlags,
 }
@@ -222,7 +224,7 @@ impl AgentFlags {
                 &self.health_server_host,
                 self.health_server_port,
             )?,
-            admin: self.operation.admin(self.admin_server_port)?,
+            admin: self.admin.bind(self.admin_server_port)?,
             admin_socket: self.operation.admin_socket(Program::Agent, env),
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: self.node.target_listeners()?,

@@ -1,9 +1,11 @@
-//! Adit's native command line: `adit server`, `adit agent`, `adit demo`, and the commands that inspect them.
+//! Adit's native command line: `adit server`, `adit agent`, `adit proxy`, `adit demo`, and the commands that inspect them.
 //!
 //! Flags have upstream's names where upstream has the flag; durations are `25s`, `5m`, `1h30m`; sizes `4MiB`.
 
 mod agent;
+mod clients;
 mod given;
+mod proxy;
 mod redirect;
 mod server;
 #[cfg(test)]
@@ -17,6 +19,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use self::agent::AgentFlags;
 use self::given::Given;
 pub(super) use self::given::warn_compat;
+use self::proxy::ProxyFlags;
 use self::server::ServerFlags;
 use self::view::LinkFlags;
 #[cfg(feature = "demo")]
@@ -43,6 +46,8 @@ enum Sub {
     Server(Box<ServerFlags>),
     /// Run an agent: connects to servers and dials targets for them
     Agent(Box<AgentFlags>),
+    /// Run a proxy: programs beside it that know SOCKS5 or HTTP proxies reach targets through servers
+    Proxy(Box<ProxyFlags>),
     /// Run server, agents and sample targets in this process and drive tunnels through them
     #[cfg(feature = "demo")]
     Demo(DemoOptions),
@@ -174,6 +179,7 @@ fn read(
     let command = match cli.command {
         Sub::Server(flags) => Command::Server(Box::new(flags.plan(env, &mut warnings)?)),
         Sub::Agent(flags) => Command::Agent(Box::new(flags.plan(env)?)),
+        Sub::Proxy(flags) => Command::Proxy(Box::new(flags.plan(env, &mut warnings)?)),
         #[cfg(feature = "demo")]
         Sub::Demo(options) => Command::Demo(options),
         Sub::Status(mut options) => {
@@ -200,6 +206,7 @@ fn read(
     let name = match command {
         Command::Server(_) => "server",
         Command::Agent(_) => "agent",
+        Command::Proxy(_) => "proxy",
         #[cfg(feature = "demo")]
         Command::Demo(_) => "demo",
         _ => return Ok(Parsed { command, warnings }),

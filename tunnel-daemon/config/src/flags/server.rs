@@ -4,24 +4,22 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use adit_core::grant::{ClientRules, Grants};
+use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 use adit_kube::reviewer::Rate;
 
+use super::clients::{ClientFlags, LoopbackClients, TlsFlags};
 use super::redirect::TransparentFlags;
 use super::values::{
-    FrontendSpec, OperationFlags, Place, PortSetting, bind, bind_if_on, frontend, port_setting,
+    AdminFlags, FrontendSpec, OperationFlags, PortSetting, bind, bind_if_on, frontend, port_setting,
 };
-use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
-    AccountPlan, AgentListenerPlan, AgentProof, ConnectPlan, DataPathPlan, DestinationsPlan,
-    DialPlan, FrontendListen, FrontendPlan, IsolationPlan, Program, PublishPlan, ServerPlan,
-    ServerSettings, TlsFiles, TokenPlan,
+    AccountPlan, AgentListenerPlan, AgentProof, DataPathPlan, DestinationsPlan, DialPlan,
+    IsolationPlan, Program, PublishPlan, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
 };
 use crate::process_id::id;
-use crate::tls_policy::TlsPolicy;
 use crate::units::{duration, listener_port, number};
 
 const EXAMPLES: &str = "\
@@ -88,6 +86,8 @@ pub(super) struct ServerFlags {
     #[arg(long, value_name = "PORT", default_value = "8095", value_parser = port_setting, help_heading = "Operation")]
     admin_port: PortSetting,
     #[command(flatten)]
+    admin: AdminFlags,
+    #[command(flatten)]
     operation: OperationFlags,
     /// Access log lines a second, one for each tunnel, with bursts of twice as many; 0 is no limit
     #[arg(long, value_name = "N", default_value_t = limits::ACCESS_LOG_LIMIT, value_parser = number(0..=u32::MAX), help_heading = "Operation")]
@@ -105,29 +105,8 @@ struct FrontendFlags {
     /// --transparent-bind-address
     #[arg(long = "frontend", value_name = "FRONTEND", value_parser = frontend)]
     frontends: Vec<FrontendSpec>,
-    /// Certificate of TCP frontends
-    #[arg(long, value_name = "FILE", requires = "server_key")]
-    server_cert: Option<PathBuf>,
-    /// Key of --server-cert
-    #[arg(long, value_name = "FILE", requires = "server_cert")]
-    server_key: Option<PathBuf>,
-    /// CA of client certificates on TCP frontends, which are required
-    #[arg(long, value_name = "FILE", requires = "server_cert")]
-    server_ca_cert: Option<PathBuf>,
-    /// TCP frontends in clear text, for anyone who can connect
-    #[arg(long, conflicts_with = "server_cert")]
-    insecure_plaintext_frontend: bool,
-    /// Users of socks5 and http-proxy frontends in clear text on TCP, lines NAME:PASSWORD; without it these listen on loopback
-    #[arg(long, value_name = "FILE", requires = "insecure_plaintext_frontend")]
-    frontend_users: Option<PathBuf>,
-    /// A target that clients may ask for: address, network, name, *.SUFFIX or *, with a port if you like; with cn=, dns= or uri=
-    /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100; or all, or none;
-    /// repeatable [default: all]
-    #[arg(long = "client-allow-target", value_name = "RULE")]
-    client_allow_targets: Vec<String>,
-    /// Remove a stale socket file before listening
-    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
-    delete_existing_uds_file: bool,
+    #[command(flatten)]
+    clients: ClientFlags,
     /// Ping a gRPC client connection this often, busy or not; it is given up when nothing comes for 20s
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     frontend_keepalive_time: Duration,
@@ -217,17 +196,6 @@ struct AgentFlags {
     lease_label: String,
 }
 
-#[derive(clap::Args, Debug)]
-#[command(next_help_heading = "TLS")]
-struct TlsFlags {
-    /// Lowest TLS version: VersionTLS12 or VersionTLS13
-    #[arg(long, value_name = "VERSION", default_value = "VersionTLS12", value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    tls_min_version: String,
-    /// TLS 1.2 cipher suites, comma list of Go names; repeatable [default: all that are safe]
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new())]
-    cipher_suites: Vec<String>,
-}
-
 impl ServerFlags {
     /// Checks the flags and makes the plan.
     pub(super) fn plan(
@@ -245,20 +213,20 @@ impl ServerFlags {
             server_id: ServerId::new(&server_id),
             server_count: agents.server_count,
             leases: agents.leases(&server_id)?,
-            frontends: frontends.plans(warnings)?,
-            users: frontends.frontend_users.clone(),
-            client_rules: ClientRules::parse(&frontends.client_allow_targets)
-                .map_err(|error| ConfigError::new(format!("--client-allow-target {error}")))?,
+            clients: frontends.clients.plan(
+                &frontends.frontends,
+                LoopbackClients::Named,
+                frontends.frontend_keepalive_time,
+                warnings,
+            )?,
             transparent: self.transparent.plan(),
-            frontend_keepalive: frontends.frontend_keepalive_time,
-            connect: ConnectPlan::default(),
-            tls: TlsPolicy::parse(&self.tls.tls_min_version, &self.tls.cipher_suites, warnings)?,
+            tls: self.tls.policy(warnings)?,
             health: bind_if_on(
                 "--health-bind-address",
                 &self.health_bind_address,
                 self.health_port,
             )?,
-            admin: self.operation.admin(self.admin_port)?,
+            admin: self.admin.bind(self.admin_port)?,
             admin_socket: self.operation.admin_socket(Program::Server, env),
             strategies: self
                 .proxy_strategies
@@ -320,73 +288,5 @@ impl AgentFlags {
             links_per_agent_max: self.links_per_agent,
             data_path,
         })
-    }
-}
-
-impl FrontendFlags {
-    fn plans(&self, warnings: &mut Vec<String>) -> Result<Vec<FrontendPlan>, ConfigError> {
-        let plan = |spec: &FrontendSpec| {
-            let listen = match &spec.place {
-                Place::Unix(path) => FrontendListen::Unix {
-                    path: path.clone(),
-                    delete_existing: self.delete_existing_uds_file,
-                },
-                Place::Tcp(bind) => self.tcp(bind, warnings)?,
-            };
-            Ok(FrontendPlan {
-                dialect: spec.dialect,
-                listen,
-            })
-        };
-        let plans = self
-            .frontends
-            .iter()
-            .map(plan)
-            .collect::<Result<Vec<_>, ConfigError>>()?;
-        if self.server_cert.is_some()
-            && !self
-                .frontends
-                .iter()
-                .any(|spec| matches!(spec.place, Place::Tcp(_)))
-        {
-            warnings.push(
-                "--server-cert, --server-key, --server-ca-cert are unused: no frontend is on TCP"
-                    .to_owned(),
-            );
-        }
-        Ok(plans)
-    }
-
-    fn tcp(
-        &self,
-        bind: &BindAddress,
-        warnings: &mut Vec<String>,
-    ) -> Result<FrontendListen, ConfigError> {
-        let bind = bind.clone();
-        if self.insecure_plaintext_frontend {
-            if !bind.is_loopback() {
-                warnings.push(format!(
-                    "the frontend on {bind} serves anyone who can connect, in clear text"
-                ));
-            }
-            return Ok(FrontendListen::Tcp { bind, tls: None });
-        }
-        match (&self.server_cert, &self.server_key, &self.server_ca_cert) {
-            (Some(cert), Some(key), Some(ca)) => {
-                let tls = TlsFiles {
-                    cert: cert.clone(),
-                    key: key.clone(),
-                    client_ca: Some(ca.clone()),
-                };
-                Ok(FrontendListen::Tcp {
-                    bind,
-                    tls: Some(tls),
-                })
-            }
-            _ => Err(ConfigError::new(format!(
-                "the frontend on {bind} needs client certificates: give --server-cert, --server-key and \
-                 --server-ca-cert, or --insecure-plaintext-frontend to serve anyone in clear text"
-            ))),
-        }
     }
 }

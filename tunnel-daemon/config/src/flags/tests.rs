@@ -97,7 +97,7 @@ fn native_defaults_are_the_safe_ones() {
     assert_eq!(plan.isolation.agent_budget_bytes, 64 << 20);
     assert_eq!(plan.isolation, crate::plan::IsolationPlan::default());
     assert_eq!(plan.dial, crate::plan::DialPlan::default());
-    assert_eq!(plan.connect, crate::plan::ConnectPlan::default());
+    assert_eq!(plan.clients.connect, crate::plan::ConnectPlan::default());
     assert_eq!(plan.health.as_ref().unwrap().to_string(), ":8092");
     assert_eq!(plan.admin.as_ref().unwrap().to_string(), "127.0.0.1:8095");
     assert_eq!(plan.agents.data_path.lanes_max, 4096);
@@ -128,17 +128,17 @@ fn several_frontends_are_served_at_once() {
              --admin-port=off --log-format=json",
     ))
     .unwrap();
-    assert_eq!(plan.frontends.len(), 3);
-    assert_eq!(plan.frontends[1].dialect, Dialect::HttpConnect);
+    assert_eq!(plan.clients.frontends.len(), 3);
+    assert_eq!(plan.clients.frontends[1].dialect, Dialect::HttpConnect);
     assert!(matches!(
-        &plan.frontends[0].listen,
+        &plan.clients.frontends[0].listen,
         FrontendListen::Unix {
             delete_existing: false,
             ..
         }
     ));
     assert!(matches!(
-        &plan.frontends[2].listen,
+        &plan.clients.frontends[2].listen,
         FrontendListen::Tcp { tls: Some(_), .. }
     ));
     assert_eq!(plan.admin, None);
@@ -180,7 +180,7 @@ fn a_tcp_frontend_fails_closed() {
     let more = words("--cluster-ca-cert=PEM --insecure-plaintext-frontend");
     let (plan, warnings) = server(&[&[tcp][..], &more].concat()).unwrap();
     assert!(matches!(
-        &plan.frontends[0].listen,
+        &plan.clients.frontends[0].listen,
         FrontendListen::Tcp { tls: None, .. }
     ));
     assert!(warnings[0].contains("clear text"));
@@ -352,7 +352,7 @@ fn client_rules_are_parsed_and_names_need_client_certificates() {
     let rules = |flags: &[&str]| {
         let agents = ["--cluster-ca-cert=PEM"];
         let flags: Vec<&str> = agents.iter().chain(flags).copied().collect();
-        server(&flags).map(|(plan, _warnings)| plan.client_rules.clone())
+        server(&flags).map(|(plan, _warnings)| plan.clients.rules.clone())
     };
     let unix = "--frontend=grpc=unix:/s";
     let rule = "--client-allow-target=10.0.0.0/8:443";

@@ -119,10 +119,21 @@ pub(super) fn frontend(text: &str) -> Result<FrontendSpec, String> {
 /// Flags for configuration, shutdown, admin requests and logs.
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Operation")]
-pub(super) struct OperationFlags {
+pub(super) struct AdminFlags {
     /// Address of admin requests
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     admin_bind_address: String,
+}
+
+impl AdminFlags {
+    pub(super) fn bind(&self, port: PortSetting) -> Result<Option<BindAddress>, ConfigError> {
+        bind_if_on("--admin-bind-address", &self.admin_bind_address, port)
+    }
+}
+
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Operation")]
+pub(super) struct OperationFlags {
     /// TOML file of flags by name, with a list for a repeatable flag; the command line and environment variables (ADIT_ and
     /// the name, such as ADIT_LOG_LEVEL) win
     #[arg(long, value_name = "FILE")]
@@ -130,8 +141,8 @@ pub(super) struct OperationFlags {
     /// After SIGTERM, let tunnels finish for at most this long; a second signal exits at once
     #[arg(long, value_name = "TIME", default_value = "25s", value_parser = duration)]
     shutdown_grace: Duration,
-    /// Unix socket for adit status, top, links, drain and unlink, for this user and root only; off is none [default: server.sock
-    /// or agent.sock in /run/adit, else in $XDG_RUNTIME_DIR/adit]
+    /// Unix socket for adit status, top, links, drain and unlink, for this user and root only; off is none [default: server.sock,
+    /// agent.sock or proxy.sock in /run/adit, else in $XDG_RUNTIME_DIR/adit]
     #[arg(long, value_name = "PATH")]
     admin_socket: Option<PathBuf>,
     /// text (logfmt, one event a line) or json, fatal errors included
@@ -148,10 +159,6 @@ impl OperationFlags {
             drain: Drain::For(self.shutdown_grace),
             second_signal_exit_code,
         }
-    }
-
-    pub(super) fn admin(&self, port: PortSetting) -> Result<Option<BindAddress>, ConfigError> {
-        bind_if_on("--admin-bind-address", &self.admin_bind_address, port)
     }
 
     pub(super) fn admin_socket(

@@ -77,12 +77,13 @@ impl CheckOptions {
     ) -> Result<Command, ConfigError> {
         self.given = match self.command.first().map(String::as_str) {
             None => CheckGiven::Nothing,
-            Some("server" | "agent") => {
+            Some("server" | "agent" | "proxy") => {
                 let argv = std::iter::once("adit").chain(self.command.iter().map(String::as_str));
                 match parse_naming(argv.map(Into::into), env, variables) {
                     Ok(parsed) => match parsed.command {
                         Command::Server(plan) => CheckGiven::Server(plan, parsed.warnings),
                         Command::Agent(plan) => CheckGiven::Agent(plan, parsed.warnings),
+                        Command::Proxy(plan) => CheckGiven::Proxy(plan, parsed.warnings),
                         print => return Ok(print),
                     },
                     Err(error) => CheckGiven::Refused(error),
@@ -90,7 +91,7 @@ impl CheckOptions {
             }
             Some(other) => {
                 return Err(ConfigError::refused(&format!(
-                    "{other:?} cannot be checked: write server or agent and its flags behind `adit check`"
+                    "{other:?} cannot be checked: write server, agent or proxy and its flags behind `adit check`"
                 )));
             }
         };

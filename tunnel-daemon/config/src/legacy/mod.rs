@@ -1,9 +1,10 @@
-//! The command lines of upstream's programs, flag by flag (compat 8 to 10), mapped to Adit's plans.
+//! The command lines of upstream's programs, flag by flag (compat 8 to 10), and of HyperShift's sidecars, mapped to Adit's plans.
 //!
 //! Clap is not used here: Go's spelling rules, defaults and error texts are the contract.
 
 mod agent;
 mod gotype;
+pub(crate) mod hypershift;
 mod klog;
 mod options;
 mod pflag;
@@ -74,7 +75,12 @@ fn read(
     args: &[String],
 ) -> Result<(String, Outcome), ConfigError> {
     let usage = usage::usage(program, flags);
-    let outcome = pflag::parse(flags, retired, args).map_err(ConfigError::new)?;
+    let mut outcome = pflag::parse(flags, retired, args).map_err(ConfigError::new)?;
+    // Upstream ignores positional arguments; the usual cause is `--some-bool false`.
+    let ignored = outcome.positional.iter().map(|arg| {
+        format!("argument {arg:?} is not a flag and is ignored (booleans need --flag=value)")
+    });
+    outcome.warnings.extend(ignored);
     Ok((usage, outcome))
 }
 

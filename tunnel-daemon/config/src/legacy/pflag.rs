@@ -133,6 +133,8 @@ impl<'a> Flag<'a> {
 pub(super) struct Outcome {
     pub(super) help: bool,
     pub(super) warnings: Vec<String>,
+    /// Arguments that are no flags.
+    pub(super) positional: Vec<String>,
 }
 
 /// Reads `args` (without the program's name) into the slots.
@@ -152,14 +154,14 @@ pub(super) fn parse(
     };
     while let Some(arg) = parser.rest.next() {
         if arg == "--" {
-            let ignored: Vec<String> = parser.rest.by_ref().cloned().collect();
-            ignored.iter().for_each(|arg| parser.ignore(arg));
+            let rest = parser.rest.by_ref().cloned();
+            parser.outcome.positional.extend(rest);
         } else if let Some(body) = arg.strip_prefix("--") {
             parser.long(arg, body)?;
         } else if let Some(body) = arg.strip_prefix('-').filter(|body| !body.is_empty()) {
             parser.short(arg, body)?;
         } else {
-            parser.ignore(arg);
+            parser.outcome.positional.push(arg.clone());
         }
     }
     Ok(parser.outcome)
@@ -173,13 +175,6 @@ struct Parser<'f, 'a, 'r> {
 }
 
 impl Parser<'_, '_, '_> {
-    /// Upstream ignores positional arguments; the usual cause is `--some-bool false`.
-    fn ignore(&mut self, arg: &str) {
-        self.outcome.warnings.push(format!(
-            "argument {arg:?} is not a flag and is ignored (booleans need --flag=value)"
-        ));
-    }
-
     fn long(&mut self, arg: &str, body: &str) -> Result<(), String> {
         let (name, value) = split_value(body);
         if name.is_empty() || name.starts_with('-') {

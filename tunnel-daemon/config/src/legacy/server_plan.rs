@@ -14,8 +14,8 @@ use super::shared::{bind, file};
 use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
-    AdminSocketPlan, AgentListenerPlan, AgentProof, ConnectPlan, DestinationsPlan, DialPlan,
-    Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan, PublishPlan, ServerPlan,
+    AdminSocketPlan, AgentListenerPlan, AgentProof, ClientsPlan, ConnectPlan, DestinationsPlan,
+    DialPlan, Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan, PublishPlan, ServerPlan,
     ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
 
@@ -40,11 +40,14 @@ pub(super) fn map(
         server_id: ServerId::new(&options.server_id),
         server_count: options.server_count,
         leases,
-        frontends: vec![frontend(options, checked.dialect)?],
-        users: None,
-        client_rules: ClientRules::default(),
-        frontend_keepalive: server_keepalive(options.frontend_keepalive_time),
-        connect: ConnectPlan::default(),
+        clients: ClientsPlan {
+            frontends: vec![frontend(options, checked.dialect)?],
+            only_loopback: false,
+            users: None,
+            rules: ClientRules::default(),
+            keepalive: server_keepalive(options.frontend_keepalive_time),
+            connect: ConnectPlan::default(),
+        },
         agents: agent_listener(options, warnings)?,
         tls: checked.tls,
         health: Some(bind(

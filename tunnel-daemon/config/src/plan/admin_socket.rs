@@ -24,6 +24,8 @@ pub enum Program {
     Server,
     /// An agent.
     Agent,
+    /// A proxy beside a component.
+    Proxy,
 }
 
 impl Program {
@@ -32,6 +34,7 @@ impl Program {
         match self {
             Self::Server => "server.sock",
             Self::Agent => "agent.sock",
+            Self::Proxy => "proxy.sock",
         }
     }
 
@@ -119,7 +122,7 @@ impl AdminSocketChoice {
             Some((VARIABLE, PathBuf::from(path)))
         };
         let Some((name, path)) = given.map(|path| (FLAG, path)).or_else(variable) else {
-            let programs = [Program::Server, Program::Agent].into_iter();
+            let programs = [Program::Server, Program::Agent, Program::Proxy].into_iter();
             self.places = programs.flat_map(|program| program.places(env)).collect();
             return Ok(());
         };
@@ -165,7 +168,9 @@ mod tests {
         let agent = paths(&["/run/adit/agent.sock", "/run/user/7/adit/agent.sock"]);
         assert_eq!(at(Program::Server), server);
         assert_eq!(at(Program::Agent), agent);
-        assert_eq!(looked(None, &user).unwrap(), [server, agent].concat());
+        let proxy = paths(&["/run/adit/proxy.sock", "/run/user/7/adit/proxy.sock"]);
+        assert_eq!(at(Program::Proxy), proxy);
+        assert_eq!(looked(None, &user).unwrap(), [server, agent, proxy].concat());
     }
 
     #[test]
@@ -173,7 +178,8 @@ mod tests {
         for folder in ["", "run", &format!("/{}", "x".repeat(100))] {
             let env = |name: &str| (name == USER_FOLDER).then(|| folder.to_owned());
             let places = looked(None, &env).unwrap();
-            let expected = paths(&["/run/adit/server.sock", "/run/adit/agent.sock"]);
+            let expected = ["server", "agent", "proxy"].map(|name| format!("/run/adit/{name}.sock"));
+            let expected: Vec<PathBuf> = expected.map(PathBuf::from).into();
             assert_eq!(places, expected, "{folder}");
         }
     }
@@ -184,7 +190,7 @@ mod tests {
         assert_eq!(looked(Some("/f"), &env).unwrap(), paths(&["/f"]));
         assert_eq!(looked(None, &env).unwrap(), paths(&["/v"]));
         let empty = |name: &str| (name == VARIABLE).then(String::new);
-        assert_eq!(looked(None, &empty).unwrap().len(), 2);
+        assert_eq!(looked(None, &empty).unwrap().len(), 3);
         let off = |name: &str| (name == VARIABLE).then(|| OFF.to_owned());
         for (given, env, flag) in [
             (Some(OFF), &empty as &dyn Fn(&str) -> _, FLAG),

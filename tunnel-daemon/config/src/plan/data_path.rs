@@ -60,6 +60,15 @@ pub struct DataPathPlan {
     pub relay_engine: Preference,
 }
 
+impl DataPathPlan {
+    /// No lanes.
+    pub const NONE: Self = Self {
+        lanes_max: 0,
+        lane_security: LaneSecurity::Tls,
+        relay_engine: Preference::Auto,
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,16 +1,19 @@
 //! Checked plans: values whose existence proves that the configuration is consistent.
 //!
-//! Both command lines fill [`ServerSettings`] or [`AgentSettings`]. Only their `check` makes a plan, which is read-only.
+//! Both command lines fill [`ServerSettings`], [`AgentSettings`] or [`ProxySettings`]. Only their `check` makes a plan, which is read-only.
 //! Packages below the binary never read flags or the environment.
 
 mod account;
 mod admin_socket;
 mod agent;
 mod data_path;
+mod frontends;
 mod leases;
+mod names;
 mod netns;
 mod node;
 mod parts;
+mod proxy;
 mod rule_file;
 mod server;
 mod tokens;
@@ -20,16 +23,17 @@ pub use account::{AccountMode, AccountPlan};
 pub use admin_socket::{AdminSocketChoice, AdminSocketPlan, Program};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
+pub use frontends::{ClientsPlan, Dialect, FrontendListen, FrontendPlan};
 pub use leases::{CountPlan, CountSource, PublishPlan, count_source};
+pub use names::{CustomerProxies, CustomerProxy, DirectPlan, GuestDns, NamesPlan, Resolver};
 pub use netns::{NetnsChoice, NetnsPlan};
 pub use node::{CapturedService, DestinationsPlan, NodeRedirectPlan, TargetListener};
 pub use parts::{
     ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, LogDestination, LogFormat,
     LogPlan, ShutdownPlan, TlsFiles,
 };
+pub use proxy::{ProxyPlan, ProxySettings};
 pub use rule_file::RuleFile;
-pub use server::{
-    AgentListenerPlan, Dialect, FrontendListen, FrontendPlan, ServerPlan, ServerSettings,
-};
+pub use server::{AgentListenerPlan, ServerPlan, ServerSettings};
 pub use tokens::{AgentProof, TokenPlan};
 pub use transparent::{AgentCalls, OnFailure, RedirectPlan, RedirectTarget, TransparentPlan};

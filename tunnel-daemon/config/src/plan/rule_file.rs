@@ -113,7 +113,9 @@ impl RuleFile {
             _ => {
                 let names = match of {
                     Program::Server => "`redirect TARGET` or `redirect-exclude TARGET`",
-                    Program::Agent => "`redirect-apiserver SERVICE_IP:PORT=DEST_HOST:DEST_PORT`",
+                    Program::Agent | Program::Proxy => {
+                        "`redirect-apiserver SERVICE_IP:PORT=DEST_HOST:DEST_PORT`"
+                    }
                 };
                 return Err(format!("{name:?} is no rule: write {names}"));
             }

@@ -3,6 +3,8 @@
 use bytes::Bytes;
 
 use crate::failure::DialFailure;
+use crate::grant::TargetDenied;
+use crate::text::Excerpt;
 
 /// Written once the target is connected. Tunnel bytes follow in a separate write: kube-apiserver fails when they arrive
 /// together with this line.
@@ -106,6 +108,46 @@ impl TargetStatus {
     }
 }
 
+/// Reads what a server answers to a failed dial: the inverse of [`failure_response`], whose texts are upstream's. An answer
+/// of another proxy is quoted.
+#[must_use]
+pub fn failure_of(status: u16, body: &str) -> DialFailure {
+    let text = body.trim_end();
+    let known = [
+        DialFailure::NoAgent,
+        DialFailure::LinkBusy,
+        DialFailure::SendTimedOut,
+        DialFailure::TimedOut,
+        DialFailure::TooLong,
+        DialFailure::LinkLost,
+        DialFailure::TooManyPending { per_agent: false },
+        DialFailure::TooManyPending { per_agent: true },
+        DialFailure::ShuttingDown,
+        DialFailure::NoMemory,
+        DialFailure::NoDescriptors,
+    ];
+    let says = |failure: &DialFailure| {
+        failure_response(failure).is_some_and(|response| {
+            let body = response.windows(4).position(|four| four == b"\r\n\r\n");
+            let body = body.and_then(|at| response.get(at + 4..));
+            body.is_some_and(|body| body.trim_ascii_end() == text.as_bytes())
+        })
+    };
+    if let Some(failure) = known.into_iter().find(says) {
+        return failure;
+    }
+    match status {
+        403 => DialFailure::Denied(Box::new(TargetDenied::quoted(text))),
+        // Upstream's server answers so when it cannot hand the dial to an agent.
+        _ if text.starts_with("Failed to tunnel dial request: ") => DialFailure::LinkBusy,
+        _ if text.starts_with("Backend dial timeout") => DialFailure::TimedOut,
+        _ if text.starts_with("Backend context error") => DialFailure::LinkLost,
+        _ if text.starts_with("currently no tunnels available") => DialFailure::NoAgent,
+        _ if text.is_empty() => DialFailure::Target(format!("the server answered status {status}")),
+        _ => DialFailure::Target(Excerpt(text).to_string()),
+    }
+}
+
 /// All bytes to write for a failed dial before the connection is closed; `None` if upstream writes nothing.
 #[must_use]
 pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
@@ -152,7 +194,8 @@ pub fn failure_response(failure: &DialFailure) -> Option<Bytes> {
         DialFailure::TooManyPending { .. }
         | DialFailure::ShuttingDown
         | DialFailure::NoMemory
-        | DialFailure::NoDescriptors => {
+        | DialFailure::NoDescriptors
+        | DialFailure::NoServer(_) => {
             plain(TargetStatus::ServiceUnavailable, &format!("{failure}\r\n"))
         }
         DialFailure::Closed => return None,

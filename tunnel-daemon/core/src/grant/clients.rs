@@ -67,6 +67,20 @@ enum NotAllowed {
     Unreadable(String),
     /// A network other than TCP.
     Network(String),
+    /// Another server's whole text.
+    Quoted(String),
+}
+
+impl TargetDenied {
+    /// A denial by another server, in its words.
+    #[must_use]
+    pub fn quoted(text: &str) -> Self {
+        Self {
+            target: String::new(),
+            client: String::new(),
+            why: NotAllowed::Quoted(Excerpt(text).to_string()),
+        }
+    }
 }
 
 impl ClientRules {
@@ -219,6 +233,7 @@ impl fmt::Display for TargetDenied {
                     "target {target} is denied: {flag} allows TCP, not {network:?}"
                 )
             }
+            NotAllowed::Quoted(text) => f.write_str(text),
         }
     }
 }

@@ -9,9 +9,9 @@ use k8s_openapi::jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{LeaseEvents, LeaseScope, ends, escape};
+use super::{LeaseEvents, LeaseScope, ends};
 use crate::access::Api;
-use crate::request::{RequestError, excerpt, get_at_most};
+use crate::request::{PageMeta, RequestError, escape, excerpt, get_at_most};
 
 /// Leases of a page. A lease has about a kilobyte.
 const PAGE: usize = 500;
@@ -174,13 +174,4 @@ struct Page {
     #[serde(default)]
     metadata: PageMeta,
     items: Option<Vec<Value>>,
-}
-
-#[derive(Deserialize, Default)]
-struct PageMeta {
-    #[serde(rename = "resourceVersion")]
-    version: Option<String>,
-    /// Where the next page begins.
-    #[serde(rename = "continue")]
-    rest: Option<String>,
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
+use crate::request::escape;
+
 pub mod collect;
 mod list;
 pub mod publish;
@@ -57,20 +59,6 @@ impl LeaseScope {
         let selector = escape(&self.selector);
         format!("{}?labelSelector={selector}{more}", self.path())
     }
-}
-
-/// A value of a query.
-fn escape(value: &str) -> String {
-    let mut escaped = String::new();
-    for byte in value.bytes() {
-        // RFC 3986: all but the unreserved characters.
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            escaped.push(char::from(byte));
-        } else {
-            escaped.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    escaped
 }
 
 /// The name of a server's lease.

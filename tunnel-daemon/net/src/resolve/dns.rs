@@ -7,7 +7,7 @@
 //! - asks name servers side by side, or stays with the first one where that fails or is silent.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use futures_util::future::{Either, select};
 use hickory_resolver::Resolver;
 use hickory_resolver::config::{NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
 use hickory_resolver::lookup::Lookup;
+use hickory_resolver::net::runtime::RuntimeProvider;
 use hickory_resolver::net::{DnsError, NetError};
 use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
 use tokio::time::{Instant, timeout};
@@ -44,10 +45,10 @@ pub(super) const ADDRESSES_MAX: usize = 64;
 /// questions must not cost the whole deadline (RFC 8305, section 3, with room for a slow path).
 const OTHER_FAMILY_GRACE: Duration = Duration::from_millis(250);
 
-/// Clients of the name servers.
-pub(super) struct NameServers {
+/// Clients of the name servers, which connect as `R` does.
+pub(super) struct NameServers<R: RuntimeProvider = ZonedRuntime> {
     /// In the order of the file.
-    clients: Vec<Resolver<ZonedRuntime>>,
+    clients: Vec<Resolver<R>>,
     /// `options rotate`.
     rotate: bool,
     /// Where the next question begins, with `options rotate`.
@@ -64,15 +65,11 @@ impl NameServers {
         port: u16,
         own_sockets: &OwnSockets,
     ) -> Result<Self, ResolveError> {
-        let mut opts = ResolverOpts::default();
-        opts.use_hosts_file = ResolveHosts::Never;
+        let mut opts = options();
         opts.timeout = conf.timeout.clamp(ATTEMPT_MIN, ATTEMPT_MAX);
         // The library does not count the first attempt.
         opts.attempts = conf.attempts.saturating_sub(1);
         opts.edns0 = conf.edns0;
-        opts.positive_max_ttl = Some(REUSE_MAX);
-        opts.negative_max_ttl = Some(NEGATIVE_REUSE_MAX);
-        opts.cache_size = ANSWERS_MAX;
         let client = |(address, zone): &(IpAddr, Option<Zone>)| {
             let mut server = if conf.use_vc {
                 NameServerConfig::tcp(*address)
@@ -91,6 +88,44 @@ impl NameServers {
         Ok(Self {
             clients: clients.collect::<Result<_, _>>().map_err(failure_of)?,
             rotate: conf.rotate,
+            next: AtomicUsize::new(0),
+        })
+    }
+}
+
+/// What all clients have in common.
+fn options() -> ResolverOpts {
+    let mut opts = ResolverOpts::default();
+    opts.use_hosts_file = ResolveHosts::Never;
+    opts.positive_max_ttl = Some(REUSE_MAX);
+    opts.negative_max_ttl = Some(NEGATIVE_REUSE_MAX);
+    opts.cache_size = ANSWERS_MAX;
+    opts
+}
+
+impl<R: RuntimeProvider> NameServers<R> {
+    /// One name server, asked over TCP by connections of `runtime`; each attempt takes at most `attempt`.
+    ///
+    /// # Errors
+    /// The client cannot be set up.
+    pub(super) fn over_tcp(
+        server: SocketAddr,
+        runtime: R,
+        attempt: Duration,
+    ) -> Result<Self, ResolveError> {
+        let mut opts = options();
+        opts.timeout = attempt;
+        // The connection may have been closed while it waited.
+        opts.attempts = 1;
+        let mut config = NameServerConfig::tcp(server.ip());
+        for connection in &mut config.connections {
+            connection.port = server.port();
+        }
+        let config = ResolverConfig::from_name_servers(vec![config]);
+        let client = Resolver::builder_with_config(config, runtime).with_options(opts);
+        Ok(Self {
+            clients: vec![client.build().map_err(failure_of)?],
+            rotate: false,
             next: AtomicUsize::new(0),
         })
     }

@@ -6,6 +6,7 @@ mod files;
 mod search;
 mod servers;
 mod system;
+mod tunnelled;
 mod yielding_slots;
 mod zones;
 
@@ -14,6 +15,7 @@ use std::pin::Pin;
 
 pub use servers::{ServerAddress, interleave, servers_of_host, servers_of_service};
 pub use system::SystemResolver;
+pub use tunnelled::{Connect, DnsConnection, TunnelledResolver};
 
 /// This machine, in the order to try.
 pub(crate) const LOOPBACK: [IpAddr; 2] = [

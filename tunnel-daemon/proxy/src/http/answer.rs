@@ -130,7 +130,7 @@ impl From<&DialFailure> for Refusal {
                 (StatusCode::SERVICE_UNAVAILABLE, "connection_limit_reached")
             }
             DialFailure::TooLong => (StatusCode::BAD_REQUEST, "http_request_error"),
-            DialFailure::NoAgent | DialFailure::LinkBusy => {
+            DialFailure::NoAgent | DialFailure::LinkBusy | DialFailure::NoServer(_) => {
                 (StatusCode::SERVICE_UNAVAILABLE, "destination_unavailable")
             }
             DialFailure::ShuttingDown | DialFailure::NoMemory | DialFailure::NoDescriptors => {

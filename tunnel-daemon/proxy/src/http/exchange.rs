@@ -21,7 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Refusal;
 use super::idle::Idle;
-use super::request::{clean_trailers, for_client, for_target, response_framing};
+use super::request::{clean_trailers, for_client, for_parent, for_target, response_framing};
 use super::serve::{After, Connection, Connector};
 
 /// What the client gets: an answer of this proxy, or a target's.
@@ -44,6 +44,9 @@ pub(super) async fn exchange<C: Connector>(
     client: &Connection<C>,
 ) -> Result<Response<ToClient<C>>, Refusal> {
     let upgrades = for_target(&mut parts, &target, &client.proxy.via)?;
+    if let Some(parent) = client.connector.parent(&target) {
+        for_parent(&mut parts, &target, parent)?;
+    }
     let progress = Arc::new(Progress::default());
     let expects = parts
         .headers

@@ -14,6 +14,7 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Method, Uri, Version, request, response};
 
 use super::Refusal;
+use super::serve::Parent;
 
 /// Headers of one connection that RFC 9110 and older clients know (section 7.6.1), beside those that `Connection` names.
 const OF_ONE_CONNECTION: [HeaderName; 6] = [
@@ -233,6 +234,26 @@ pub(super) fn for_target(
     request.headers.append(VIA, by(request.version, via));
     request.version = Version::HTTP_11;
     Ok(upgrade.is_some())
+}
+
+/// Turns the request of `target` into one for a proxy before it: with a whole URL, and what that proxy alone is told.
+///
+/// # Errors
+/// The URL cannot be written.
+pub(super) fn for_parent(
+    request: &mut request::Parts,
+    target: &str,
+    parent: Parent,
+) -> Result<(), Refusal> {
+    let mut uri = std::mem::take(&mut request.uri).into_parts();
+    uri.scheme = Some(Scheme::HTTP);
+    uri.authority = target.strip_suffix(":80").unwrap_or(target).parse().ok();
+    request.uri =
+        Uri::from_parts(uri).map_err(|_bad| Refusal::request("the URL cannot be written"))?;
+    if let Some(authorization) = parent.authorization {
+        request.headers.insert(PROXY_AUTHORIZATION, authorization);
+    }
+    Ok(())
 }
 
 /// Turns the target's response into the client's. `upgrades`: the client asked for that.

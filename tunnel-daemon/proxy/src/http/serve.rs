@@ -59,11 +59,21 @@ pub trait Connector: Send + Sync + 'static {
         alone: bool,
     ) -> impl Future<Output = Result<Self::Tunnel, Refusal>> + Send;
 
+    /// The proxy to which requests for `host:port` go, if any: [`Self::open`] connects to it in the target's place.
+    fn parent(&self, target: &str) -> Option<Parent>;
+
     /// The bytes of a tunnel that was not opened alone.
     fn stream(&self, tunnel: Self::Tunnel) -> Self::Stream;
 
     /// Runs a task. It ends with the process, or with what it belongs to.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static);
+}
+
+/// A proxy behind this one, for requests.
+#[derive(Clone, Debug)]
+pub struct Parent {
+    /// The value of `Proxy-Authorization` that it is sent.
+    pub authorization: Option<HeaderValue>,
 }
 
 /// What all clients of a listener share.

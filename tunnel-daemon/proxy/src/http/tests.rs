@@ -57,6 +57,12 @@ impl Connector for InMemory {
         Ok(near)
     }
 
+    fn parent(&self, target: &str) -> Option<Parent> {
+        target.starts_with("behind").then(|| Parent {
+            authorization: Some(http::HeaderValue::from_static("Basic b3Vycw==")),
+        })
+    }
+
     fn stream(&self, tunnel: DuplexStream) -> DuplexStream {
         tunnel
     }
@@ -125,6 +131,44 @@ impl World {
     /// The next tunnel's far end.
     async fn target(&mut self) -> (String, DuplexStream) {
         within(self.dialed.recv()).await.expect("a dial")
+    }
+}
+
+/// It gets the whole URL, and our password in place of the client's; targets without one get neither.
+#[tokio::test]
+async fn a_proxy_behind_this_one_is_asked_for_the_whole_url() {
+    let mut world = World::new();
+    for (url, line, host) in [
+        (
+            "http://behind.test/a?b",
+            "GET http://behind.test/a?b HTTP/1.1\r\n",
+            "behind.test",
+        ),
+        (
+            "http://behind.test:8080",
+            "GET http://behind.test:8080/ HTTP/1.1\r\n",
+            "behind.test:8080",
+        ),
+        ("http://other.test/", "GET / HTTP/1.1\r\n", "other.test"),
+    ] {
+        world
+            .say(&format!(
+                "GET {url} HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic dGhlaXJz\r\n\r\n"
+            ))
+            .await;
+        let (_to, mut target) = world.target().await;
+        let request = until(&mut target, "\r\n\r\n").await.to_lowercase();
+        assert!(request.starts_with(&line.to_lowercase()), "{request}");
+        assert!(request.contains(&format!("host: {host}\r\n")), "{request}");
+        let has_ours = request.contains("proxy-authorization: basic b3vycw==");
+        assert_eq!(has_ours, host.starts_with("behind"), "{request}");
+        assert!(!request.contains("dghlaxjz"), "{request}");
+        target
+            .write_all(b"HTTP/1.1 204 No Content\r\n\r\n")
+            .await
+            .unwrap();
+        let answer = until(&mut world.client, "\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 204"), "{answer}");
     }
 }
 

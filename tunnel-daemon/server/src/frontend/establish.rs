@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adit_core::failure::DialFailure;
-use adit_core::ids::DialId;
 use bytes::BytesMut;
 use futures_util::FutureExt as _;
 
 use crate::frontend::client_limits::Unanswered;
-use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
+use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext, NETWORK};
 use crate::frontend::pending_dial;
 use crate::router::OpenTunnel;
 use adit_telemetry::GaugeGuard;
@@ -22,9 +21,6 @@ use adit_tunnel::lane::RawLane;
 use adit_tunnel::{
     Carrier, Endpoint, RawLaneRelay, close_gracefully, copy_bidirectional, reset_on_close,
 };
-
-/// The target network of these dialects.
-pub(super) const NETWORK: &str = "tcp";
 
 /// Delay for a target that speaks first, so that its bytes do not share a read with the answer.
 const ANSWER_ALONE: Duration = Duration::from_millis(25);
@@ -99,7 +95,7 @@ impl<S: Connection + Send + 'static> NewClient<S> {
         let router = &context.router;
         let dialed = match self.admission.check(NETWORK, destination) {
             Ok(()) => {
-                let dialing = router.dial_for(dial_id(), NETWORK, destination, raw_lane, &asked);
+                let dialing = context.dial(destination, true, raw_lane, &asked);
                 let (early, unanswered) = (&mut self.early, &mut self.unanswered);
                 pending_dial::outcome(Box::pin(dialing), &mut self.io, early, unanswered).await
             }
@@ -136,11 +132,6 @@ pub(super) fn report(
         Err(failure) => tunnel.failed(failure),
     }
     dialed
-}
-
-/// An id of a dial that no client can guess.
-pub(super) fn dial_id() -> DialId {
-    DialId(rand::random::<i64>() & i64::MAX)
 }
 
 /// A client whose dial has succeeded. Moved as a whole: a part borrowed by an earlier future would take its space twice.

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::grant::ClientTargets;
+use adit_core::ids::DialId;
 use adit_core::wire::packet::{PacketType, Violation};
+use adit_proxy::http::Parent;
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use crate::frontend::client_limits::ClientLimits;
@@ -29,12 +32,17 @@ use adit_telemetry::{
 };
 use adit_tls::principal::Principal;
 use adit_tls::stream::{Connection, PeerAddr};
-use adit_tunnel::{Endpoint, EndpointWatch, RawLaneRelay};
+use adit_tunnel::{Carrier, Endpoint, EndpointWatch, RawLaneRelay};
+
+/// The target network of all dialects but gRPC.
+pub(super) const NETWORK: &str = "tcp";
 
 /// Shared by all frontends of a server.
 pub struct FrontendContext {
-    /// Dials the clients' targets.
+    /// Dials the clients' targets, and has the budget.
     pub router: Arc<Router>,
+    /// Dials them in place of the router, in a process without agents.
+    pub upstream: Option<Arc<dyn Upstream>>,
     /// Counters and gauges.
     pub metrics: ServerMetrics,
     /// Gets one event per tunnel.
@@ -53,6 +61,22 @@ pub struct FrontendContext {
     pub tasks: Tasks,
     /// Cancelled when this process leaves.
     pub leaving: CancellationToken,
+}
+
+/// Opens tunnels through other servers.
+pub trait Upstream: Send + Sync {
+    /// Opens a tunnel to `target`, an authority; the servers that are asked are noted in `asked`. `alone`: the client's
+    /// connection becomes this tunnel; else it carries requests, to [`Self::parent`] if there is one. A dropped call closes the
+    /// connection that it uses.
+    fn open<'a>(
+        self: Arc<Self>,
+        target: &'a str,
+        alone: bool,
+        asked: &'a AskedAgents,
+    ) -> BoxFuture<'a, Result<OpenTunnel<Carrier>, DialFailure>>;
+
+    /// The proxy to which HTTP requests for `target` go, if any.
+    fn parent(&self, target: &str) -> Option<Parent>;
 }
 
 /// Whether the client of a new connection is served, and with which targets. A pointer, since each connection holds one.
@@ -97,6 +121,27 @@ impl FrontendContext {
                 destination_class: &class().unwrap_or_default(),
             };
             self.accounts.accepted(tcp, &labels);
+        }
+    }
+
+    /// Opens a tunnel to `target`, an authority; see [`Upstream::open`] for `alone`. `raw_lane`: its client supports one.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(super) async fn dial(
+        &self,
+        target: &str,
+        alone: bool,
+        raw_lane: bool,
+        asked: &AskedAgents,
+    ) -> Result<OpenTunnel<Carrier>, DialFailure> {
+        match &self.upstream {
+            Some(upstream) => Arc::clone(upstream).open(target, alone, asked).await,
+            None => {
+                let dial = DialId(rand::random::<i64>() & i64::MAX);
+                let dialing = self.router.dial_for(dial, NETWORK, target, raw_lane, asked);
+                dialing.await
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::session::{ProcessBudget, Promise, TunnelKind};
-use adit_proxy::http::{After, Connector, Proxy, Refusal, Served};
+use adit_proxy::http::{After, Connector, Parent, Proxy, Refusal, Served};
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
@@ -15,8 +15,8 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::frontend::establish::{self, Client, Copying, NETWORK, dial_id, report};
-use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext};
+use crate::frontend::establish::{self, Client, Copying, report};
+use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext, NETWORK};
 use crate::frontend::pipe::{PipeEnd, pipe};
 use crate::frontend::users::FrontendUsers;
 use crate::router::OpenTunnel;
@@ -177,12 +177,7 @@ impl Connector for Clients {
         let promise = (!alone).then(|| context.router.budget().promise(TunnelKind::Socket));
         let dialed = match self.access.check(NETWORK, target) {
             Ok(()) if matches!(promise, Some(None)) => Err(DialFailure::NoMemory),
-            Ok(()) => {
-                let dialing = context
-                    .router
-                    .dial_for(dial_id(), NETWORK, target, raw_lane, &asked);
-                dialing.await
-            }
+            Ok(()) => context.dial(target, alone, raw_lane, &asked).await,
             Err(failure) => Err(failure),
         };
         let open = report(&mut tunnel, dialed).map_err(|failure| Refusal::from(&failure))?;
@@ -193,6 +188,10 @@ impl Connector for Clients {
             open,
             promise,
         })
+    }
+
+    fn parent(&self, target: &str) -> Option<Parent> {
+        self.context.upstream.as_ref()?.parent(target)
     }
 
     fn stream(&self, opened: Opened) -> PipeEnd {

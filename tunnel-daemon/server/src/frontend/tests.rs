@@ -25,6 +25,7 @@ impl FrontendContext {
         let metrics = ServerMetrics::new(&["default"]);
         let suppressed = metrics.adit().access_events_suppressed.clone();
         Arc::new(Self {
+            upstream: None,
             router: Router::new(registry, limits),
             metrics,
             access: Arc::new(AccessLog::new(1, suppressed)),

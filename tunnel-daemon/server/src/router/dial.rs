@@ -132,7 +132,7 @@ struct AskedAgent {
 
 impl AskedAgents {
     /// Records that an agent is asked; returns the number of the attempt.
-    fn add(&self, agent: &AgentId, principal: Option<&Arc<str>>) -> usize {
+    pub fn add(&self, agent: &AgentId, principal: Option<&Arc<str>>) -> usize {
         let mut asked = self.lock();
         let attempt = asked.count;
         asked.count += 1;
@@ -153,14 +153,14 @@ impl AskedAgents {
     }
 
     /// Records that an attempt failed.
-    fn failed(&self, attempt: usize, failure: &DialFailure) {
+    pub fn failed(&self, attempt: usize, failure: &DialFailure) {
         if let Some(asked) = self.lock().attempts.get_mut(attempt) {
             asked.failure = Some(failure.clone());
         }
     }
 
     /// The dial has ended, with `failure` if it failed. Keeps only the facts that are reported later.
-    fn conclude(&self, failure: Option<&DialFailure>) {
+    pub fn conclude(&self, failure: Option<&DialFailure>) {
         let mut asked = self.lock();
         if let Some(failure) = failure {
             let attempts = || asked.attempts.iter().rev();

@@ -58,7 +58,7 @@ impl DialReason {
     pub fn of_failure(failure: &DialFailure) -> (Self, DialStage) {
         match failure {
             DialFailure::Denied(_) => (Self::Denied, DialStage::ServerPolicy),
-            DialFailure::NoAgent => (Self::NoAgent, DialStage::Route),
+            DialFailure::NoAgent | DialFailure::NoServer(_) => (Self::NoAgent, DialStage::Route),
             DialFailure::Target(text) => Self::of_answer(text),
             DialFailure::TimedOut => (Self::Timeout, DialStage::Answer),
             DialFailure::SendTimedOut => (Self::Timeout, DialStage::Send),

@@ -1,6 +1,7 @@
 //! The tests, one module per topic.
 
 mod abandoned_dials;
+mod adit_proxy;
 mod admin;
 mod admin_http;
 mod admin_links;

@@ -1,13 +1,13 @@
 //! SOCKS5 frontends: every type of address, every reply, bytes that come early, TLS, and who may connect.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv6Addr, SocketAddr};
 
 use adit_testkit::certificates::ThrowawayFiles;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 
-use crate::support::clients::Io;
 use crate::support::connect::read_head;
+use crate::support::socks5::{ask, counted, echo, hello};
 use crate::support::wait::within;
 use crate::support::ways::Way;
 use crate::support::world::World;
@@ -17,50 +17,6 @@ const TCP: [&str; 2] = [
     "--frontend=socks5=tcp:127.0.0.1:0",
     "--insecure-plaintext-frontend",
 ];
-
-/// A text behind its length.
-fn counted(text: &str) -> Vec<u8> {
-    let length = u8::try_from(text.len()).expect("it is short");
-    [&[length], text.as_bytes()].concat()
-}
-
-/// Greeting without a password, and a CONNECT request for this host, all at once.
-fn hello(host: &str, port: u16) -> Vec<u8> {
-    let host = match host.parse() {
-        Ok(IpAddr::V4(ip)) => [&[1][..], &ip.octets()].concat(),
-        Ok(IpAddr::V6(ip)) => [&[4][..], &ip.octets()].concat(),
-        Err(_name) => [vec![3], counted(host)].concat(),
-    };
-    [&[5, 1, 0, 5, 1, 0][..], &host, &port.to_be_bytes()].concat()
-}
-
-/// Sends `request` and returns the code of the reply.
-async fn ask(io: &mut (impl Io + ?Sized), request: &[u8]) -> u8 {
-    within("a reply", async {
-        io.write_all(request).await.expect("it is taken");
-        let mut answers = [0; 12];
-        io.read_exact(&mut answers).await.expect("both answers");
-        let [5, 0, 5, code, 0, 1, 0, 0, 0, 0, 0, 0] = answers else {
-            panic!("{answers:?}");
-        };
-        code
-    })
-    .await
-}
-
-/// Writes to an echo target and reads it back.
-async fn echo(io: &mut (impl Io + ?Sized), bytes: usize) {
-    let sent = targets::pattern(0, bytes);
-    let (mut reader, mut writer) = tokio::io::split(io);
-    let writing = async {
-        writer.write_all(&sent).await.expect("it is taken");
-        writer.shutdown().await.expect("a half-close");
-    };
-    let mut received = Vec::new();
-    let reading = async { reader.read_to_end(&mut received).await.expect("to its end") };
-    within("the echo", async { tokio::join!(writing, reading) }).await;
-    assert!(received == sent, "{} of {bytes} bytes", received.len());
-}
 
 fn frontend(world: &World) -> SocketAddr {
     world.server().frontends[0]

@@ -14,6 +14,7 @@ pub(crate) mod patterned;
 pub(crate) mod raw;
 pub(crate) mod seeded;
 pub(crate) mod server_lane;
+pub(crate) mod socks5;
 pub(crate) mod stub_lane;
 pub(crate) mod stub_server;
 pub(crate) mod targets;

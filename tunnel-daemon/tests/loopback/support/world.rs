@@ -10,7 +10,7 @@ use adit_config::plan::{ConnectPlan, IsolationPlan};
 use adit_net::tasks::Tasks;
 use adit_telemetry::Scrape;
 use adit_testkit::args;
-pub(crate) use adit_testkit::args::{agent_plan, agent_plan_in, server_plan};
+pub(crate) use adit_testkit::args::{agent_plan, agent_plan_in, proxy_plan, server_plan};
 use adit_testkit::certificates::ThrowawayFiles;
 pub(crate) use adit_testkit::scrape::sample;
 use bytes::Bytes;

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use crate::certificates::ThrowawayFiles;
-use adit_config::plan::{AgentPlan, ServerPlan};
+use adit_config::plan::{AgentPlan, ProxyPlan, ServerPlan};
 use adit_config::{Command, parse};
 
 /// A server whose agent port is at this address. Frontends are left to the caller.
@@ -39,6 +39,21 @@ pub fn agent(files: &ThrowawayFiles, server: &str, id: &str) -> Vec<String> {
     ]
 }
 
+/// A proxy of the servers at these addresses, with a health port. Frontends are left to the caller.
+pub fn proxy(files: &ThrowawayFiles, servers: &str) -> Vec<String> {
+    vec![
+        "adit".to_owned(),
+        "proxy".to_owned(),
+        format!("--proxy-server-host={servers}"),
+        format!("--ca-cert={}", files.ca_file().display()),
+        format!("--client-cert={}", files.cert("client").display()),
+        format!("--client-key={}", files.key("client").display()),
+        "--health-bind-address=127.0.0.1".to_owned(),
+        "--health-port=0".to_owned(),
+        "--admin-socket=off".to_owned(),
+    ]
+}
+
 /// Parses a command line with these environment variables. The error is the message for the user.
 fn command_in(env: &[(&str, String)], args: &[String]) -> Result<Command, String> {
     let value = |name: &str| {
@@ -59,6 +74,17 @@ pub fn server_plan(args: &[String]) -> Result<ServerPlan, String> {
     match command_in(&[], args)? {
         Command::Server(plan) => Ok(*plan),
         other => Err(format!("{other:?} is no server")),
+    }
+}
+
+/// Parses a proxy's command line.
+///
+/// # Errors
+/// The message for the user.
+pub fn proxy_plan(args: &[String]) -> Result<ProxyPlan, String> {
+    match command_in(&[], args)? {
+        Command::Proxy(plan) => Ok(*plan),
+        other => Err(format!("{other:?} is no proxy")),
     }
 }
 

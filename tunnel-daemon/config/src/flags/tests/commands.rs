@@ -143,7 +143,7 @@ fn status_top_and_check_have_defaults_and_refuse_bad_values() {
     for (args, part) in [
         (&["top", "--interval=99ms"][..], "from 100ms"),
         (&["top", "--sort=colour"], "rate, bytes, age"),
-        (&["check", "proxy"], "server or agent"),
+        (&["check", "demo"], "server, agent or proxy"),
     ] {
         let error = command(args).unwrap_err();
         says(&error, part);

@@ -46,7 +46,7 @@ pending-dials = 5000
 #[test]
 fn flags_come_from_a_file() {
     let plan = server(FILE, &[], &[]).unwrap();
-    assert_eq!(plan.frontends.len(), 2);
+    assert_eq!(plan.clients.frontends.len(), 2);
     assert_eq!(plan.dial.timeout, Some(Duration::from_secs(7)));
     assert_eq!(plan.dial.pending_max.get(), 5000);
 }
@@ -65,9 +65,9 @@ fn the_environment_wins_over_the_file_and_the_command_line_over_both() {
     let plan = server(FILE, &variables, &["--pending-dials", "9000"]).unwrap();
     assert_eq!(plan.dial.timeout, Some(Duration::from_secs(8)));
     assert_eq!(plan.dial.pending_max.get(), 9000);
-    assert_eq!(plan.frontends.len(), 3);
+    assert_eq!(plan.clients.frontends.len(), 3);
     let one = server(FILE, &variables, &["--frontend=grpc=unix:/d.sock"]).unwrap();
-    assert_eq!(one.frontends.len(), 1);
+    assert_eq!(one.clients.frontends.len(), 1);
 }
 
 /// For a flag, its value in a file and in a variable; both empty.
@@ -160,7 +160,8 @@ fn all_and_none_are_words_for_permissions() {
     let asked = |word: &str| {
         let rules = words("client-allow-target", word)
             .unwrap()
-            .client_rules
+            .clients
+            .rules
             .clone();
         rules
             .of_client(None)

@@ -2,6 +2,7 @@
 
 mod agent;
 mod grammar;
+mod hypershift;
 mod server;
 mod server_check;
 

@@ -62,13 +62,13 @@ fn a_minimal_unix_server_keeps_upstreams_behaviour() {
     let files = Files::new();
     let (plan, warnings) = server(files.server(), &[]).unwrap();
     assert_eq!(warnings, Vec::<String>::new());
-    assert_eq!(plan.frontends.len(), 1);
-    assert_eq!(plan.frontends[0].dialect, Dialect::Grpc);
+    assert_eq!(plan.clients.frontends.len(), 1);
+    assert_eq!(plan.clients.frontends[0].dialect, Dialect::Grpc);
     let unix = FrontendListen::Unix {
         path: "/run/x.sock".into(),
         delete_existing: true,
     };
-    assert_eq!(plan.frontends[0].listen, unix);
+    assert_eq!(plan.clients.frontends[0].listen, unix);
     assert_eq!(plan.agents.bind, BindAddress::new("", 8091).unwrap());
     assert_eq!(plan.agents.keepalive, Duration::from_secs(3600));
     assert!(!plan.agents.insecure_unauthenticated);
@@ -91,11 +91,11 @@ fn a_tcp_server_requires_client_certificates_on_its_frontend() {
     let files = Files::new();
     let more = words("--mode=http-connect --server-bind-address=::1 --server-port=9000");
     let (plan, _) = server(files.tcp_server(), &more).unwrap();
-    assert_eq!(plan.frontends[0].dialect, Dialect::HttpConnect);
+    assert_eq!(plan.clients.frontends[0].dialect, Dialect::HttpConnect);
     let FrontendListen::Tcp {
         bind,
         tls: Some(tls),
-    } = &plan.frontends[0].listen
+    } = &plan.clients.frontends[0].listen
     else {
         panic!("{plan:?}")
     };

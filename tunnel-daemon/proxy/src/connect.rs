@@ -1,0 +1,244 @@
+//! The client's side of HTTP/1.1 CONNECT (RFC 9110, section 9.3.6).
+
+use std::io;
+use std::time::Duration;
+
+use bytes::{Buf as _, BytesMut};
+use http::StatusCode;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+/// Octets of an answer's head, at most.
+const HEAD_OCTETS_MAX: usize = 16 * 1024;
+/// Header fields of an answer, at most.
+const FIELDS_MAX: usize = 100;
+/// Octets of a refusal's body that are read, and how long they are waited for.
+const BODY_OCTETS_MAX: usize = 4 * 1024;
+const BODY_WITHIN: Duration = Duration::from_secs(2);
+/// Octets asked for at once.
+const READ_OCTETS: usize = 1024;
+
+/// Why there is no tunnel.
+#[derive(Debug, thiserror::Error)]
+pub enum NoTunnel {
+    /// The connection failed before a whole answer.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The target cannot be asked for.
+    #[error("the target is no authority: write HOST:PORT")]
+    Target,
+    /// The connection ended before a whole answer.
+    #[error("it closed the connection before it answered")]
+    Closed,
+    /// The answer is no HTTP/1.1, or too long.
+    #[error("its answer is no HTTP: {0}")]
+    NotHttp(&'static str),
+    /// The other end refuses.
+    #[error("it answered status {status}: {body}")]
+    Refused {
+        /// Status code.
+        status: u16,
+        /// The first octets of the answer's body, as text.
+        body: String,
+    },
+}
+
+/// Asks for a tunnel to `target`, an authority; `authorization` is the value of `Proxy-Authorization`. Returns what the target has sent already. A cancelled call leaves the connection
+/// unusable.
+///
+/// # Errors
+/// See [`NoTunnel`].
+pub async fn open_tunnel<S>(
+    io: &mut S,
+    target: &str,
+    authorization: Option<&str>,
+) -> Result<BytesMut, NoTunnel>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    if target.is_empty() || target.bytes().any(|octet| !octet.is_ascii_graphic()) {
+        return Err(NoTunnel::Target);
+    }
+    let authorization = authorization.map(|value| format!("Proxy-Authorization: {value}\r\n"));
+    let authorization = authorization.unwrap_or_default();
+    let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{authorization}\r\n");
+    io.write_all(request.as_bytes()).await?;
+    io.flush().await?;
+    let mut read = BytesMut::new();
+    let head = loop {
+        if let Some(head) = Head::parse(&read)? {
+            read.advance(head.octets);
+            // Provisional answers come before the one that counts.
+            if !StatusCode::from_u16(head.status).is_ok_and(|status| status.is_informational()) {
+                break head;
+            }
+            continue;
+        }
+        if read.len() >= HEAD_OCTETS_MAX {
+            return Err(NoTunnel::NotHttp("its head is too long"));
+        }
+        read.reserve(READ_OCTETS);
+        if io.read_buf(&mut read).await? == 0 {
+            return Err(NoTunnel::Closed);
+        }
+    };
+    if (200..300).contains(&head.status) {
+        return Ok(read);
+    }
+    let body = rest_of(io, &mut read, head.length.unwrap_or(u64::MAX));
+    let _slow = tokio::time::timeout(BODY_WITHIN, body).await;
+    let length = usize::try_from(head.length.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    read.truncate(length.min(BODY_OCTETS_MAX));
+    Err(NoTunnel::Refused {
+        status: head.status,
+        body: String::from_utf8_lossy(&read).into_owned(),
+    })
+}
+
+/// Reads a body of `length` octets, to the end of the connection at most.
+async fn rest_of<S: AsyncRead + Unpin>(io: &mut S, read: &mut BytesMut, length: u64) {
+    while read.len() < BODY_OCTETS_MAX && (read.len() as u64) < length {
+        read.reserve(READ_OCTETS);
+        if !matches!(io.read_buf(read).await, Ok(1..)) {
+            return;
+        }
+    }
+}
+
+/// The head of an answer.
+struct Head {
+    status: u16,
+    /// Of its body, if the head says so.
+    length: Option<u64>,
+    octets: usize,
+}
+
+impl Head {
+    /// `None`: more is needed.
+    fn parse(bytes: &[u8]) -> Result<Option<Self>, NoTunnel> {
+        let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
+        let mut response = httparse::Response::new(&mut fields);
+        let mut config = httparse::ParserConfig::default();
+        // Seen in the field (RFC 9112, section 5.2).
+        config.allow_obsolete_multiline_headers_in_responses(true);
+        let parsed = config.parse_response(&mut response, bytes);
+        let parsed = parsed.map_err(|error| {
+            NoTunnel::NotHttp(match error {
+                httparse::Error::Version => "it is no HTTP/1.1",
+                httparse::Error::TooManyHeaders => "it has too many header fields",
+                httparse::Error::Status => "its status is no number",
+                _ => "its head is malformed",
+            })
+        })?;
+        let httparse::Status::Complete(octets) = parsed else {
+            return Ok(None);
+        };
+        let length = response
+            .headers
+            .iter()
+            .find(|field| field.name.eq_ignore_ascii_case("content-length"))
+            .and_then(|field| std::str::from_utf8(field.value).ok()?.trim().parse().ok());
+        Ok(Some(Self {
+            status: response.code.unwrap_or_default(),
+            length,
+            octets,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUEST: &[u8; 41] = b"CONNECT web:80 HTTP/1.1\r\nHost: web:80\r\n\r\n";
+
+    /// What comes of `answer`, which the other end writes in two pieces, split at `at`.
+    async fn asked(answer: &[u8], at: usize) -> Result<BytesMut, NoTunnel> {
+        let (mut near, mut far) = tokio::io::duplex(64 * 1024);
+        let (first, second) = answer.split_at(at.min(answer.len()));
+        let (first, second) = (first.to_vec(), second.to_vec());
+        let other = tokio::spawn(async move {
+            let mut request = [0; REQUEST.len()];
+            far.read_exact(&mut request).await.unwrap();
+            assert_eq!(&request, REQUEST);
+            far.write_all(&first).await.unwrap();
+            tokio::task::yield_now().await;
+            far.write_all(&second).await.unwrap();
+        });
+        let outcome = open_tunnel(&mut near, "web:80", None).await;
+        other.await.unwrap();
+        outcome
+    }
+
+    #[tokio::test]
+    async fn every_2xx_opens_the_tunnel_and_keeps_what_comes_behind() {
+        for head in [
+            "HTTP/1.1 200 Connection Established\r\n\r\n",
+            "HTTP/1.0 200 OK\r\nVia: x\r\n\r\n",
+            "HTTP/1.1 201\r\nContent-Length: 3\r\n\r\n",
+            "HTTP/1.1 200 odd\r\nX: a\r\n b\r\n\r\n",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\n\n",
+        ] {
+            let answer = [head.as_bytes(), b"SSH-2.0"].concat();
+            for at in 0..answer.len() {
+                let early = asked(&answer, at).await.unwrap();
+                assert!(b"SSH-2.0".starts_with(&early), "{head:?} {at} {early:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_has_status_and_text_whatever_ends_its_body() {
+        for (answer, status, text) in [
+            (
+                "HTTP/1.1 502 Bad Gateway\r\n\r\ndial: connection refused",
+                502,
+                "dial: connection refused",
+            ),
+            (
+                "HTTP/1.1 403 No\r\nContent-Length: 4\r\n\r\nnope and more",
+                403,
+                "nope",
+            ),
+            (
+                "HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n",
+                407,
+                "",
+            ),
+        ] {
+            for at in 0..answer.len() {
+                match asked(answer.as_bytes(), at).await {
+                    Err(NoTunnel::Refused { status: told, body }) => {
+                        assert_eq!((told, &*body), (status, text), "{at}");
+                    }
+                    other => panic!("{answer:?} {other:?}"),
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_target_that_would_break_the_request_is_not_asked_for() {
+        let (mut near, _far) = tokio::io::duplex(64);
+        for target in ["", "a b:80", "a:80\r\nX: y", "\u{e9}:80"] {
+            let outcome = open_tunnel(&mut near, target, None).await;
+            assert!(matches!(outcome, Err(NoTunnel::Target)), "{target:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn no_answer_and_no_http_are_told_apart() {
+        let long = format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(HEAD_OCTETS_MAX));
+        for (answer, text) in [
+            ("", "closed"),
+            ("HTTP/1.1 200 OK\r\n", "closed"),
+            ("SSH-2.0-OpenSSH_9\r\n", "no HTTP"),
+            ("HTTP/1.1 2xx OK\r\n\r\n", "no HTTP"),
+            ("HTTP/1.1 200 OK\r\nno field\r\n\r\n", "no HTTP"),
+            (&long, "no HTTP"),
+        ] {
+            let error = asked(answer.as_bytes(), 7).await.unwrap_err();
+            assert!(error.to_string().contains(text), "{answer:.40} {error}");
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! Connections past the servers of a proxy: to APIs of clouds, and while the tunnel is out of order.
+//!
+//! What a client asks for may be a tenant's choice, so a direct connection reaches public addresses only, unless a flag names
+//! more.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_proxy::connect::open_tunnel;
+use bytes::Bytes;
+use ipnet::{Ipv4Net, Ipv6Net};
+use tokio::net::TcpStream;
+
+use adit_config::plan::{CustomerProxy, DirectPlan};
+use adit_net::dial::{DialError, Network};
+use adit_net::direct;
+use adit_net::happy_eyeballs::Race;
+use adit_net::resolve::{Resolve as _, SystemResolver};
+use adit_net::self_sockets::OwnSockets;
+use adit_net::socket;
+use adit_tls::stream::{ByteStream, PeerAddr, Socket};
+
+/// Ends of the names of clouds' APIs, as HyperShift's sidecars know them.
+const CLOUD_APIS: [&str; 7] = [
+    ".amazonaws.com",
+    ".c2s.ic.gov",
+    ".hci.ic.gov",
+    ".sc2s.sgov.gov",
+    ".microsoftonline.com",
+    ".azure.com",
+    ".cloud.ibm.com",
+];
+/// Time for a connection, over all addresses: that of HyperShift's sidecars.
+const CONNECT_WITHIN: Duration = Duration::from_secs(120);
+/// Addresses of a name that are tried.
+const ADDRESSES_MAX: usize = 4;
+
+/// Networks that no direct connection reaches, besides those that are no unicast: those of this cluster, and where clouds keep
+/// metadata and their agents.
+const GUARDED_V4: [([u8; 4], u8); 9] = [
+    ([0, 0, 0, 0], 8),
+    ([10, 0, 0, 0], 8),
+    ([100, 64, 0, 0], 10),
+    ([127, 0, 0, 0], 8),
+    ([168, 63, 129, 16], 32),
+    ([169, 254, 0, 0], 16),
+    ([172, 16, 0, 0], 12),
+    ([192, 168, 0, 0], 16),
+    ([198, 18, 0, 0], 15),
+];
+const GUARDED_V6: [([u16; 8], u8); 4] = [
+    ([0, 0, 0, 0, 0, 0, 0, 0], 127),
+    ([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
+    ([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
+    ([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),
+];
+
+/// See the module.
+pub(super) struct Direct {
+    plan: DirectPlan,
+    /// The environment's proxy, if there is one.
+    proxy: Option<CustomerProxy>,
+    /// Hosts that are not a cloud's, whatever their names end with.
+    others: Vec<String>,
+    resolver: Arc<SystemResolver>,
+    own_sockets: OwnSockets,
+}
+
+impl Direct {
+    /// `others`: hosts that are never a cloud's.
+    ///
+    /// # Errors
+    /// The environment's proxy cannot be used.
+    pub(super) fn new(
+        plan: &DirectPlan,
+        others: Vec<String>,
+        resolver: Arc<SystemResolver>,
+        own_sockets: OwnSockets,
+    ) -> anyhow::Result<Self> {
+        let url = plan
+            .proxy
+            .https_proxy
+            .as_deref()
+            .filter(|_| plan.cloud_apis);
+        let proxy = url.map(CustomerProxy::parse).transpose();
+        Ok(Self {
+            plan: plan.clone(),
+            proxy: proxy.map_err(|why| anyhow::anyhow!("HTTPS_PROXY {why}"))?,
+            others,
+            resolver,
+            own_sockets,
+        })
+    }
+
+    /// Whether `host` is the API of a cloud, and these are reached directly.
+    pub(super) fn takes(&self, host: &str) -> bool {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        self.plan.cloud_apis
+            && CLOUD_APIS.iter().any(|end| host.ends_with(end))
+            && !self.others.contains(&host)
+    }
+
+    /// Connects to `host`, a name or an address. Returns what the target has sent already.
+    ///
+    /// # Errors
+    /// Why there is no connection, in an agent's words.
+    pub(super) async fn open(
+        &self,
+        host: &str,
+        port: u16,
+    ) -> Result<(ByteStream, Bytes), DialFailure> {
+        let opening = tokio::time::timeout(CONNECT_WITHIN, self.reach(host, port));
+        opening.await.unwrap_or(Err(DialFailure::TimedOut))
+    }
+
+    async fn reach(&self, host: &str, port: u16) -> Result<(ByteStream, Bytes), DialFailure> {
+        let ips = match host.parse::<IpAddr>() {
+            Ok(ip) => vec![ip],
+            Err(_name) => {
+                let found = self.resolver.lookup_ip(host).await;
+                found.map_err(|failure| DialFailure::Target(format!("lookup {host}: {failure}")))?
+            }
+        };
+        let mut permitted: Vec<IpAddr> =
+            ips.iter().copied().filter(|ip| self.permits(*ip)).collect();
+        if permitted.is_empty() {
+            let first = ips.first().map(ToString::to_string).unwrap_or_default();
+            return Err(DialFailure::Target(format!(
+                "no connection past the tunnel leads into this cluster: destination {first}:{port} is not on the list of allowed \
+                 destinations"
+            )));
+        }
+        permitted.truncate(ADDRESSES_MAX);
+        match &self.proxy {
+            Some(proxy) => self.by_proxy(proxy, permitted, port).await,
+            None => {
+                let tcp = self.first_of(permitted, port).await?;
+                Ok((stream(tcp)?, Bytes::new()))
+            }
+        }
+    }
+
+    /// By the environment's proxy, which is told an address that was judged, and never a client's name.
+    async fn by_proxy(
+        &self,
+        proxy: &CustomerProxy,
+        permitted: Vec<IpAddr>,
+        port: u16,
+    ) -> Result<(ByteStream, Bytes), DialFailure> {
+        let failed = |error: &dyn std::fmt::Display| {
+            DialFailure::Target(format!("proxy of HTTPS_PROXY: {error}"))
+        };
+        if proxy.is_tls {
+            return Err(failed(&"only http:// proxies are supported here"));
+        }
+        let ips = match proxy.host.parse::<IpAddr>() {
+            Ok(ip) => vec![ip],
+            Err(_name) => {
+                let found = self.resolver.lookup_ip(&proxy.host).await;
+                found.map_err(|failure| failed(&failure))?
+            }
+        };
+        let mut told = DialFailure::NoAgent;
+        for ip in permitted {
+            let tcp = self.first_of(ips.clone(), proxy.port).await?;
+            let mut stream = stream(tcp)?;
+            let target = SocketAddr::new(ip, port).to_string();
+            match open_tunnel(&mut stream, &target, proxy.authorization().as_deref()).await {
+                Ok(early) => return Ok((stream, early.freeze())),
+                Err(error) => told = failed(&error),
+            }
+        }
+        Err(told)
+    }
+
+    async fn first_of(&self, ips: Vec<IpAddr>, port: u16) -> Result<TcpStream, DialFailure> {
+        let connect = |ip| async move {
+            let address = SocketAddr::new(ip, port);
+            direct::connect(&self.own_sockets, direct::socket_for(address)?, address).await
+        };
+        let mut told = DialFailure::NoAgent;
+        let mut race = Race::new(ips, connect);
+        while let Some((ip, connected)) = race.next().await {
+            match connected {
+                Ok(tcp) => return Ok(tcp),
+                Err(cause) => {
+                    let error = DialError::Connect {
+                        network: Network::Tcp,
+                        addr: SocketAddr::new(ip, port),
+                        cause,
+                    };
+                    told = DialFailure::Target(error.to_string());
+                }
+            }
+        }
+        Err(told)
+    }
+
+    fn permits(&self, ip: IpAddr) -> bool {
+        self.plan
+            .allowed
+            .iter()
+            .any(|network| network.contains(&ip))
+            || !is_guarded(ip)
+    }
+}
+
+fn stream(tcp: TcpStream) -> Result<ByteStream, DialFailure> {
+    socket::tune_lane(&tcp);
+    let peer = tcp
+        .peer_addr()
+        .map_err(|error| DialFailure::Target(error.to_string()))?;
+    Ok(ByteStream::Plain(Socket::Tcp(tcp), PeerAddr::Tcp(peer)))
+}
+
+/// Whether an address is none of the public internet, by itself or by the IPv4 address in it.
+fn is_guarded(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => is_guarded_v4(ip),
+        IpAddr::V6(ip) => {
+            let is_listed = GUARDED_V6.iter().any(|(address, bits)| {
+                Ipv6Net::new((*address).into(), *bits).is_ok_and(|network| network.contains(&ip))
+            });
+            is_listed || ip.is_multicast() || embedded(ip).is_some_and(is_guarded_v4)
+        }
+    }
+}
+
+fn is_guarded_v4(ip: Ipv4Addr) -> bool {
+    let is_listed = GUARDED_V4.iter().any(|(address, bits)| {
+        Ipv4Net::new((*address).into(), *bits).is_ok_and(|network| network.contains(&ip))
+    });
+    is_listed || ip.is_multicast() || ip.octets().first() >= Some(&240)
+}
+
+/// The IPv4 address in a mapped, compatible, translated (RFC 6052) or 6to4 one.
+fn embedded(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+    let last = |ip: Ipv6Addr| {
+        let [.., a, b, c, d] = ip.octets();
+        Ipv4Addr::new(a, b, c, d)
+    };
+    match ip.segments() {
+        [0, 0, 0, 0, 0, 0 | 0xffff, ..] | [0, 0, 0, 0, 0xffff, 0, ..] => Some(last(ip)),
+        [0x64, 0xff9b, ..] => Some(last(ip)),
+        [0x2002, high, low, ..] => Some(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_direct_connection_leads_into_this_cluster_or_to_metadata() {
+        for guarded in [
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.31.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "100.100.100.200",
+            "168.63.129.16",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::1",
+            "::",
+            "fe80::1",
+            "fd00::1",
+            "ff02::1",
+            "::ffff:10.0.0.1",
+            "::ffff:0:10.0.0.1",
+            "::10.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::a9fe:a9fe",
+            "2002:a9fe:a9fe::1",
+        ] {
+            assert!(is_guarded(guarded.parse().unwrap()), "{guarded}");
+        }
+        for public in [
+            "8.8.8.8",
+            "172.32.0.1",
+            "168.63.129.17",
+            "100.128.0.1",
+            "2606:4700::1111",
+            "64:ff9b::808:808",
+        ] {
+            assert!(!is_guarded(public.parse().unwrap()), "{public}");
+        }
+    }
+
+    #[test]
+    fn names_of_clouds_are_told_by_their_ends() {
+        let resolver = Arc::new(SystemResolver::new().unwrap());
+        let plan = DirectPlan {
+            cloud_apis: true,
+            ..DirectPlan::default()
+        };
+        let others = vec!["proxy.azure.com".to_owned()];
+        let direct = Direct::new(
+            &plan,
+            others.clone(),
+            Arc::clone(&resolver),
+            OwnSockets::off(),
+        )
+        .unwrap();
+        for (host, is_cloud) in [
+            ("ec2.eu-west-1.amazonaws.com", true),
+            ("LOGIN.MicrosoftOnline.com.", true),
+            ("iam.cloud.ibm.com", true),
+            ("amazonaws.com", false),
+            ("amazonaws.com.evil.example", false),
+            ("notamazonaws.com", false),
+            ("proxy.azure.com", false),
+        ] {
+            assert_eq!(direct.takes(host), is_cloud, "{host}");
+        }
+        let plan = DirectPlan::default();
+        let off = Direct::new(&plan, others, resolver, OwnSockets::off()).unwrap();
+        assert!(!off.takes("ec2.eu-west-1.amazonaws.com"));
+    }
+}

@@ -1,0 +1,247 @@
+//! How a proxy's names become addresses: by a watch of the other cluster's Services, by its DNS through the tunnel, by this host,
+//! or not at all, which leaves them to the agent.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use adit_core::failure::DialFailure;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+
+use super::servers::{Servers, Through};
+use adit_config::plan::{GuestDns, NamesPlan, Resolver};
+use adit_kube::services::Services;
+use adit_net::resolve::{
+    Connect, DnsConnection, Resolve, ResolveError, SystemResolver, TunnelledResolver,
+};
+use adit_server::router::AskedAgents;
+
+/// Port of name servers.
+const DNS_PORT: u16 = 53;
+/// Time for the first list of Services, which a proxy may start before.
+const LIST_WITHIN: Duration = Duration::from_secs(5);
+/// Time for an answer of the guest cluster's DNS, with the connections it takes.
+const ANSWER_WITHIN: Duration = Duration::from_secs(12);
+/// While the guest cluster's DNS gives no answers, one name asks it again so often.
+const PROBE_EVERY: Duration = Duration::from_secs(30);
+/// Addresses of one name that are dialled at most.
+const DIALLED_MAX: usize = 4;
+
+/// What is to be dialled for a name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Found {
+    /// The name: the agent resolves it.
+    Name,
+    /// One of these, in this order.
+    Addresses(Vec<IpAddr>),
+}
+
+/// See the module.
+pub(super) struct Names {
+    plan: NamesPlan,
+    services: Services,
+    guest: TunnelledResolver,
+    here: Arc<SystemResolver>,
+    /// When the guest cluster's DNS is to be asked again; `None` while it answers.
+    unhealthy: Mutex<Option<Instant>>,
+}
+
+impl Names {
+    pub(super) fn new(
+        plan: &NamesPlan,
+        services: Services,
+        servers: &Arc<Servers>,
+        here: Arc<SystemResolver>,
+    ) -> Self {
+        Self {
+            plan: plan.clone(),
+            services,
+            guest: TunnelledResolver::new(Arc::new(ByTunnel(Arc::clone(servers)))),
+            here,
+            unhealthy: Mutex::default(),
+        }
+    }
+
+    /// Whether dials go past the tunnel for now: the guest cluster's DNS gave no answer where this host had one.
+    pub(super) fn is_unhealthy(&self) -> bool {
+        self.health().is_some()
+    }
+
+    /// What to dial for `host`, a name or an address.
+    ///
+    /// # Errors
+    /// The name does not exist, or nobody says.
+    pub(super) async fn find(&self, host: &str) -> Result<Found, DialFailure> {
+        if host.parse::<IpAddr>().is_ok() {
+            return Ok(Found::Name);
+        }
+        let name = host.trim_end_matches('.').to_ascii_lowercase();
+        let resolver = self.resolver_of(&name);
+        if resolver != Resolver::Guest {
+            return self.by(resolver, &name).await;
+        }
+        let of_service = self.service(&name).await;
+        if !of_service.is_empty() {
+            return Ok(self.addresses(of_service));
+        }
+        let Some(dns) = &self.plan.guest_dns else {
+            return self.by(self.plan.unresolved, &name).await;
+        };
+        if !self.may_ask() {
+            return self.by(self.plan.unresolved, &name).await;
+        }
+        match self.ask(dns, &name).await {
+            Ok(ips) => {
+                self.is_healthy();
+                Ok(self.addresses(ips))
+            }
+            // Its last word, and no sign of trouble: what only this host knows stays unknown to clients of the guest cluster.
+            Err(ResolveError::NotFound) => {
+                self.is_healthy();
+                Err(no_such_host(&name))
+            }
+            Err(failure) if self.plan.falls_back => match self.here.lookup_ip(&name).await {
+                Ok(ips) => {
+                    self.is_silent(&name, &failure);
+                    Ok(self.addresses(ips))
+                }
+                Err(_unknown) => Err(no_such_host(&name)),
+            },
+            Err(failure) => Err(DialFailure::Target(format!(
+                "lookup {name} by the DNS of the guest cluster: {failure}"
+            ))),
+        }
+    }
+
+    fn resolver_of(&self, name: &str) -> Resolver {
+        let ends = |suffix: &str| {
+            let rest = name.strip_suffix(suffix);
+            rest.is_some_and(|rest| rest.is_empty() || suffix.is_empty() || rest.ends_with('.'))
+        };
+        let matching = self.plan.suffixes.iter().filter(|(suffix, _)| ends(suffix));
+        let longest = matching.max_by_key(|(suffix, _)| suffix.len());
+        longest.map_or(self.plan.resolver, |(_, resolver)| *resolver)
+    }
+
+    async fn by(&self, resolver: Resolver, name: &str) -> Result<Found, DialFailure> {
+        if resolver != Resolver::Here {
+            return Ok(Found::Name);
+        }
+        let found = self.here.lookup_ip(name).await;
+        found
+            .map(|ips| self.addresses(ips))
+            .map_err(|failure| DialFailure::Target(format!("lookup {name}: {failure}")))
+    }
+
+    /// The addresses of the Service that a name of two labels or more begins with: its name, then its namespace.
+    async fn service(&self, name: &str) -> Vec<IpAddr> {
+        let mut labels = name.split('.');
+        let (Some(service), Some(namespace)) = (labels.next(), labels.next()) else {
+            return Vec::new();
+        };
+        if self.plan.services.is_none() || !self.services.listed(LIST_WITHIN).await {
+            return Vec::new();
+        }
+        self.services.addresses(namespace, service)
+    }
+
+    async fn ask(&self, dns: &GuestDns, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
+        let server = match dns {
+            GuestDns::Address(address) => Some(*address),
+            GuestDns::Service(namespace, service) => {
+                let addresses = self.services.addresses(namespace, service);
+                self.ordered(addresses).into_iter().next()
+            }
+        };
+        let Some(server) = server else {
+            return Err(ResolveError::Failed(
+                "the Service of the guest cluster's DNS is not known".to_owned(),
+            ));
+        };
+        let asked = self
+            .guest
+            .lookup_ip(SocketAddr::new(server, DNS_PORT), name);
+        let answered = tokio::time::timeout(ANSWER_WITHIN, asked).await;
+        answered.unwrap_or(Err(ResolveError::TimedOut))
+    }
+
+    fn addresses(&self, ips: Vec<IpAddr>) -> Found {
+        let mut ips = self.ordered(ips);
+        ips.truncate(DIALLED_MAX);
+        Found::Addresses(ips)
+    }
+
+    fn ordered(&self, mut ips: Vec<IpAddr>) -> Vec<IpAddr> {
+        if self.plan.prefer_ipv4 {
+            ips.sort_by_key(IpAddr::is_ipv6);
+        }
+        ips
+    }
+
+    /// Whether the guest cluster's DNS is to be asked: it answers, or it is time to try it again.
+    fn may_ask(&self) -> bool {
+        let mut health = self.health();
+        match &mut *health {
+            None => true,
+            Some(again) if Instant::now() >= *again => {
+                *again = Instant::now() + PROBE_EVERY;
+                true
+            }
+            Some(_) => false,
+        }
+    }
+
+    fn is_healthy(&self) {
+        if self.health().take().is_some() {
+            tracing::info!(
+                "the DNS of the guest cluster answers again: dials go through the tunnel"
+            );
+        }
+    }
+
+    fn is_silent(&self, name: &str, failure: &ResolveError) {
+        let mut health = self.health();
+        if health.is_none() {
+            tracing::warn!(name, error = %failure, "the DNS of the guest cluster gives no answer, and this host does: for now dials go past the tunnel");
+        }
+        health.get_or_insert_with(|| Instant::now() + PROBE_EVERY);
+    }
+
+    fn health(&self) -> MutexGuard<'_, Option<Instant>> {
+        // Nothing panics while the lock is held.
+        self.unhealthy
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// In the words of an agent.
+fn no_such_host(name: &str) -> DialFailure {
+    DialFailure::Target(format!("lookup {name}: {}", ResolveError::NotFound))
+}
+
+/// Connections to the guest cluster's name server, through the tunnel.
+struct ByTunnel(Arc<Servers>);
+
+impl Connect for ByTunnel {
+    fn connect(
+        &self,
+        server: SocketAddr,
+    ) -> BoxFuture<'static, io::Result<Box<dyn DnsConnection>>> {
+        let servers = Arc::clone(&self.0);
+        async move {
+            let opened = servers
+                .stream(&server.to_string(), &AskedAgents::default())
+                .await;
+            let Through { stream, early, .. } =
+                opened.map_err(|failure| io::Error::other(failure.to_string()))?;
+            if !early.is_empty() {
+                return Err(io::Error::other("the name server spoke first"));
+            }
+            Ok(Box::new(stream) as Box<dyn DnsConnection>)
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,246 @@
+//! Which way a dial of a proxy goes: through its servers, by addresses or by name; through a customer's proxy behind them; or past
+//! them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::{AgentId, ConnId, LinkId};
+use adit_core::session::{ProcessBudget, Promise, TunnelKind};
+use adit_core::target::{Host, Target};
+use adit_proxy::http::Parent;
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use super::customer::Customer;
+use super::direct::Direct;
+use super::names::{Found, Names};
+use super::servers::{Servers, Through};
+use crate::process::Process;
+use adit_config::plan::ProxyPlan;
+use adit_net::happy_eyeballs::Race;
+use adit_server::frontend::events::Upstream;
+use adit_server::router::{AskedAgents, OpenTunnel};
+use adit_tls::stream::ByteStream;
+use adit_tunnel::{Carrier, Endpoint, LaneWatch, ServerConnection};
+
+/// Port of name servers, which are never reached past the tunnel.
+const DNS_PORT: u16 = 53;
+
+/// See the module.
+pub(super) struct Routes {
+    servers: Arc<Servers>,
+    names: Names,
+    direct: Direct,
+    customer: Customer,
+    pending: Semaphore,
+    timeout: Duration,
+    silence_max: Duration,
+    budget: Arc<ProcessBudget>,
+    watch: Arc<LaneWatch>,
+    stop: CancellationToken,
+}
+
+/// A connection to a target, and whose it is.
+pub(super) struct Reached {
+    pub(super) stream: ByteStream,
+    /// What the target has sent already.
+    pub(super) early: Bytes,
+    pub(super) by: AgentId,
+}
+
+impl From<Through> for Reached {
+    fn from(through: Through) -> Self {
+        Self {
+            stream: through.stream,
+            early: through.early,
+            by: through.server,
+        }
+    }
+}
+
+impl Routes {
+    pub(super) fn new(
+        plan: &ProxyPlan,
+        process: &Process,
+        pending_max: usize,
+        servers: Arc<Servers>,
+        (names, direct, customer): (Names, Direct, Customer),
+    ) -> Self {
+        Self {
+            servers,
+            names,
+            direct,
+            customer,
+            pending: Semaphore::new(pending_max.min(Semaphore::MAX_PERMITS)),
+            timeout: plan.dial_timeout,
+            silence_max: process.isolation.half_closed_timeout,
+            budget: Arc::clone(&process.budget),
+            watch: Arc::clone(&process.lane_watch),
+            stop: process.stop.clone(),
+        }
+    }
+
+    async fn dial(
+        &self,
+        target: &str,
+        alone: bool,
+        asked: &AskedAgents,
+    ) -> Result<OpenTunnel<Carrier>, DialFailure> {
+        if self.stop.is_cancelled() {
+            return Err(DialFailure::ShuttingDown);
+        }
+        let Ok(_turn) = self.pending.try_acquire() else {
+            return Err(DialFailure::TooManyPending { per_agent: false });
+        };
+        let Some(promise) = self.budget.promise(TunnelKind::Socket) else {
+            return Err(DialFailure::NoMemory);
+        };
+        let reaching = tokio::time::timeout(self.timeout, self.reach(target, alone, asked));
+        let reached = reaching.await.unwrap_or(Err(DialFailure::TimedOut));
+        asked.conclude(reached.as_ref().err());
+        self.servers.make_ready();
+        Ok(self.tunnel(reached?, promise))
+    }
+
+    fn tunnel(&self, reached: Reached, promise: Promise) -> OpenTunnel<Carrier> {
+        let mut endpoint = Endpoint::on_server(ServerConnection {
+            stream: reached.stream,
+            early: reached.early,
+            silence_max: self.silence_max,
+            budget: Arc::clone(&self.budget),
+            watch: Arc::clone(&self.watch),
+        });
+        endpoint.keep(promise);
+        OpenTunnel {
+            carrier: Carrier::Endpoint(endpoint),
+            conn: ConnId(0),
+            link: LinkId(0),
+            agent: reached.by,
+            principal: None,
+        }
+    }
+
+    async fn reach(
+        &self,
+        target: &str,
+        alone: bool,
+        asked: &AskedAgents,
+    ) -> Result<Reached, DialFailure> {
+        let parsed = Target::parse(target);
+        let parsed = parsed.map_err(|flaw| DialFailure::Target(flaw.to_string()))?;
+        if parsed.zone.is_some() {
+            // The zone is one of the agent's.
+            return self.through(target, asked).await;
+        }
+        let (host, port) = (host_of(&parsed), parsed.port);
+        if self.direct.takes(&host) {
+            return self.past(&host, port).await;
+        }
+        match self.customer.of(&host, port, alone) {
+            Some(proxy) if alone => {
+                self.customer
+                    .tunnel(proxy, target, self.to(&proxy.host, proxy.port, asked))
+                    .await
+            }
+            Some(proxy) => {
+                self.customer
+                    .secured(proxy, self.to(&proxy.host, proxy.port, asked))
+                    .await
+            }
+            None => self.to(&host, port, asked).await,
+        }
+    }
+
+    /// Through the tunnel, or past it while it is out of order.
+    async fn to(&self, host: &str, port: u16, asked: &AskedAgents) -> Result<Reached, DialFailure> {
+        let found = self.names.find(host).await?;
+        if port != DNS_PORT && self.names.is_unhealthy() {
+            // By an address that was found just now, where there is one.
+            let first = match &found {
+                Found::Addresses(ips) => ips.first().map(ToString::to_string),
+                Found::Name => None,
+            };
+            return self.past(first.as_deref().unwrap_or(host), port).await;
+        }
+        match found {
+            Found::Name => {
+                let is_v6 = host.contains(':');
+                let target = if is_v6 {
+                    format!("[{host}]:{port}")
+                } else {
+                    format!("{host}:{port}")
+                };
+                self.through(&target, asked).await
+            }
+            Found::Addresses(ips) => self.any_of(ips, port, asked).await,
+        }
+    }
+
+    async fn through(&self, target: &str, asked: &AskedAgents) -> Result<Reached, DialFailure> {
+        self.servers.stream(target, asked).await.map(Reached::from)
+    }
+
+    /// The first of these addresses that can be reached through the tunnel; their attempts overlap.
+    async fn any_of(
+        &self,
+        ips: Vec<IpAddr>,
+        port: u16,
+        asked: &AskedAgents,
+    ) -> Result<Reached, DialFailure> {
+        let attempt = |ip| async move {
+            let target = SocketAddr::new(ip, port).to_string();
+            self.through(&target, asked).await
+        };
+        let mut told = DialFailure::NoAgent;
+        let mut race = Race::new(ips, attempt);
+        while let Some((_ip, reached)) = race.next().await {
+            match reached {
+                Ok(reached) => return Ok(reached),
+                Err(failure) => told = failure,
+            }
+        }
+        Err(told)
+    }
+
+    async fn past(&self, host: &str, port: u16) -> Result<Reached, DialFailure> {
+        let (stream, early) = self.direct.open(host, port).await?;
+        Ok(Reached {
+            stream,
+            early,
+            by: AgentId::new("direct"),
+        })
+    }
+}
+
+/// The host as text, an IPv6 address without brackets.
+fn host_of(target: &Target) -> String {
+    match &target.host {
+        Host::Ip(ip) => ip.to_string(),
+        Host::Name(name) => name.clone(),
+    }
+}
+
+impl Upstream for Routes {
+    fn open<'a>(
+        self: Arc<Self>,
+        target: &'a str,
+        alone: bool,
+        asked: &'a AskedAgents,
+    ) -> BoxFuture<'a, Result<OpenTunnel<Carrier>, DialFailure>> {
+        async move { self.dial(target, alone, asked).await }.boxed()
+    }
+
+    fn parent(&self, target: &str) -> Option<Parent> {
+        let target = Target::parse(target).ok()?;
+        let host = host_of(&target);
+        if self.direct.takes(&host) {
+            return None;
+        }
+        self.customer.parent(&host, target.port)
+    }
+}

@@ -1,0 +1,375 @@
+//! The servers of a proxy: which one a dial goes to, and connections that are ready for the next dials.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use adit_core::connect::failure_of;
+use adit_core::failure::DialFailure;
+use adit_core::ids::AgentId;
+use adit_proxy::connect::{NoTunnel, open_tunnel};
+use bytes::Bytes;
+use rand::seq::SliceRandom as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::process::Process;
+use adit_agent::connector::ServerConnector;
+use adit_config::address::ServerAddress;
+use adit_config::plan::ProxyPlan;
+use adit_net::peer::{self, Peer};
+use adit_net::tasks::Tasks;
+use adit_server::router::AskedAgents;
+use adit_tls::stream::{ByteStream, Connection as _};
+
+/// Time for a connection to one server, TLS included; then the next one is tried.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+/// How long a server that failed is asked after all others: at first, and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How long a ready connection waits for a dial: less than any server waits for a request.
+const READY_FOR: Duration = Duration::from_secs(20);
+
+/// All servers.
+pub(super) struct Servers {
+    connector: ServerConnector,
+    servers: Vec<Server>,
+    ready: Mutex<ReadyConnections>,
+    ready_max: usize,
+    /// Failures name the server and the target, as those of HyperShift's sidecars.
+    quotes: bool,
+    /// Connects ahead of dials.
+    tasks: Tasks,
+    stop: CancellationToken,
+}
+
+/// A tunnel through a server.
+pub(super) struct Through {
+    pub(super) stream: ByteStream,
+    /// What the target has sent already.
+    pub(super) early: Bytes,
+    /// The server.
+    pub(super) server: AgentId,
+}
+
+struct Server {
+    address: ServerAddress,
+    /// The address as agents' ids are shown.
+    name: AgentId,
+    /// `None`: it has answered, or was not asked yet.
+    failed: Mutex<Option<Failed>>,
+}
+
+#[derive(Clone)]
+struct Failed {
+    since: Instant,
+    /// The server is tried by a connection of its own then, which no dial waits for.
+    pause_ends: Instant,
+    pause: Duration,
+    why: String,
+    is_tried: bool,
+}
+
+/// Connections without a request yet.
+#[derive(Default)]
+struct ReadyConnections {
+    waiting: Vec<Waiting>,
+    opening: usize,
+    /// As many as there were dials that found none of late.
+    wanted: usize,
+    /// Of the next connection.
+    number: u64,
+}
+
+struct Waiting {
+    number: u64,
+    /// Index of its server.
+    at: usize,
+    stream: ByteStream,
+}
+
+impl Servers {
+    pub(super) fn new(
+        plan: &ProxyPlan,
+        connector: ServerConnector,
+        process: &Process,
+    ) -> Arc<Self> {
+        let server = |address: &ServerAddress| Server {
+            address: address.clone(),
+            name: AgentId::new(&address.to_string()),
+            failed: Mutex::default(),
+        };
+        Arc::new(Self {
+            connector,
+            servers: plan.servers.iter().map(server).collect(),
+            ready: Mutex::default(),
+            ready_max: usize::try_from(plan.spare_connections).unwrap_or(usize::MAX),
+            quotes: plan.quotes_servers,
+            tasks: process.services.clone(),
+            stop: process.stop.clone(),
+        })
+    }
+
+    /// Whether a server has answered last time, was not asked yet, or is to be tried again.
+    pub(super) fn any_may_answer(&self) -> bool {
+        let fails = |server: &Server| server.failure().is_some_and(|failed| !failed.is_over());
+        !self.servers.iter().all(fails)
+    }
+
+    /// Lines of `/readyz?verbose`.
+    pub(super) fn lines(&self) -> String {
+        let mut lines = String::new();
+        for server in &self.servers {
+            let _infallible = match server.failure() {
+                None => writeln!(lines, "[+]server {}", server.address),
+                Some(failed) => writeln!(lines, "[-]server {}: {}", server.address, failed.why),
+            };
+        }
+        lines
+    }
+
+    /// Opens a tunnel to `target`, an authority: asks the servers in turn until one has the last word.
+    ///
+    /// # Errors
+    /// The last word, or what the servers fail by.
+    pub(super) async fn stream(
+        &self,
+        target: &str,
+        asked: &AskedAgents,
+    ) -> Result<Through, DialFailure> {
+        let mut told: Option<DialFailure> = None;
+        let mut ready = self.take_ready();
+        // One more than servers: a connection that was ready may be gone.
+        let mut order = self.order(ready.as_ref().map(|ready| ready.0)).into_iter();
+        let mut next = order.next();
+        while let Some(server) = next.and_then(|at| self.servers.get(at)) {
+            let attempt = asked.add(&server.name, None);
+            let was_ready = ready.is_some();
+            let opened = match ready.take() {
+                Some((_at, stream)) => self.through(server, stream, target).await,
+                None => match self.connect(server).await {
+                    Ok(stream) => self.through(server, stream, target).await,
+                    Err(failure) => Err(failure),
+                },
+            };
+            let failure = match opened {
+                Ok(through) => {
+                    server.answered();
+                    return Ok(through);
+                }
+                Err(failure) => failure,
+            };
+            asked.failed(attempt, &failure);
+            if was_ready && matches!(failure, DialFailure::NoServer(_)) {
+                // It was closed while it waited: the same server gets another connection.
+                continue;
+            }
+            if !failure.lets_others_try() {
+                server.answered();
+                return Err(self.quoted(server, target, failure));
+            }
+            server.has_failed(&failure);
+            told = match told {
+                // An answer says more than a server that gives none.
+                Some(before) if matches!(failure, DialFailure::NoServer(_)) => Some(before),
+                _ => Some(failure),
+            };
+            next = order.next();
+        }
+        Err(told.unwrap_or(DialFailure::NoAgent))
+    }
+
+    /// In the words of HyperShift's sidecars, where this process stands in for one.
+    fn quoted(&self, server: &Server, target: &str, failure: DialFailure) -> DialFailure {
+        match failure {
+            DialFailure::Target(text) if self.quotes => DialFailure::Target(format!(
+                "proxy error from {} while dialing {target}: {text}",
+                server.address
+            )),
+            other => other,
+        }
+    }
+
+    async fn connect(&self, server: &Server) -> Result<ByteStream, DialFailure> {
+        let connecting = self.connector.connect_client(&server.address);
+        match tokio::time::timeout(CONNECT_WITHIN, connecting).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(DialFailure::NoServer(error.to_string())),
+            Err(_elapsed) => {
+                let (address, seconds) = (&server.address, CONNECT_WITHIN.as_secs());
+                let why = format!("{address} took no connection within {seconds} s");
+                Err(DialFailure::NoServer(why))
+            }
+        }
+    }
+
+    async fn through(
+        &self,
+        server: &Server,
+        mut stream: ByteStream,
+        target: &str,
+    ) -> Result<Through, DialFailure> {
+        let peer = stream.peer();
+        match open_tunnel(&mut stream, target, None).await {
+            Ok(early) => Ok(Through {
+                stream,
+                early: early.freeze(),
+                server: server.name.clone(),
+            }),
+            Err(NoTunnel::Refused { status, body }) => Err(failure_of(status, &body)),
+            Err(error @ NoTunnel::Target) => Err(DialFailure::Target(error.to_string())),
+            Err(error) => Err(DialFailure::NoServer(format!("{peer}: {error}"))),
+        }
+    }
+
+    /// Indices of the servers in the order in which a dial asks them: those that answer, in any order; then those that failed,
+    /// the earliest first. `first` goes before all.
+    fn order(&self, first: Option<usize>) -> Vec<usize> {
+        let since = |server: &Server| server.failure().map(|failed| failed.since);
+        let failed: Vec<Option<Instant>> = self.servers.iter().map(since).collect();
+        let mut order: Vec<usize> = (0..self.servers.len()).collect();
+        order.shuffle(&mut rand::rng());
+        order.sort_by_key(|at| (Some(*at) != first, failed.get(*at).copied().flatten()));
+        order
+    }
+
+    /// Takes a connection that is ready, the youngest first, of a server that answers.
+    fn take_ready(&self) -> Option<(usize, ByteStream)> {
+        let mut ready = self.ready();
+        while let Some(waiting) = ready.waiting.pop() {
+            let answers = |server: &Server| server.failure().is_none();
+            if self.servers.get(waiting.at).is_some_and(answers) && is_open(&waiting.stream) {
+                return Some((waiting.at, waiting.stream));
+            }
+        }
+        ready.wanted = (ready.wanted + 1).min(self.ready_max);
+        None
+    }
+
+    /// Connects ahead of the next dials, and to servers whose pause is over.
+    pub(super) fn make_ready(self: &Arc<Self>) {
+        let again = self.servers.iter().enumerate();
+        for (at, _server) in again.filter(|(_at, server)| server.is_to_be_tried()) {
+            self.ready().opening += 1;
+            self.open_ready(at);
+        }
+        let missing = {
+            let mut ready = self.ready();
+            let missing = ready
+                .wanted
+                .saturating_sub(ready.waiting.len() + ready.opening);
+            ready.opening += missing;
+            missing
+        };
+        for _connection in 0..missing {
+            self.open_ready(self.order(None).first().copied().unwrap_or_default());
+        }
+    }
+
+    /// Opens a connection, already counted, and keeps it for a while.
+    fn open_ready(self: &Arc<Self>, at: usize) {
+        let this = Arc::clone(self);
+        let opening = async move {
+            let Some(server) = this.servers.get(at) else {
+                return;
+            };
+            let connected = this.connect(server).await;
+            this.ready().opening -= 1;
+            match connected {
+                Ok(stream) => {
+                    server.answered();
+                    let number = this.keep(at, stream);
+                    tokio::time::sleep(READY_FOR).await;
+                    this.give_up(number);
+                }
+                Err(failure) => server.has_failed(&failure),
+            }
+        };
+        let stop = self.stop.clone();
+        let spawned = self.tasks.spawn("ready-connections", async move {
+            let _stopped = stop.run_until_cancelled(opening).await;
+        });
+        if spawned.is_err() {
+            self.ready().opening -= 1;
+        }
+    }
+
+    /// Keeps a connection for the next dial; returns its number.
+    fn keep(&self, at: usize, stream: ByteStream) -> u64 {
+        let mut ready = self.ready();
+        let number = ready.number;
+        ready.number += 1;
+        ready.waiting.push(Waiting { number, at, stream });
+        number
+    }
+
+    /// Closes a connection that no dial has taken: fewer are wanted.
+    fn give_up(&self, number: u64) {
+        let mut ready = self.ready();
+        let left = ready.waiting.len();
+        ready.waiting.retain(|waiting| waiting.number != number);
+        if ready.waiting.len() < left {
+            ready.wanted = ready.wanted.saturating_sub(1);
+        }
+    }
+
+    fn ready(&self) -> MutexGuard<'_, ReadyConnections> {
+        locked(&self.ready)
+    }
+}
+
+impl Server {
+    fn failure(&self) -> Option<Failed> {
+        locked(&self.failed).clone()
+    }
+
+    fn answered(&self) {
+        if let Some(failed) = locked(&self.failed).take() {
+            tracing::info!(server = %self.address, failed_for_ms = failed.since.elapsed().as_millis(), "a server answers again");
+        }
+    }
+
+    fn has_failed(&self, failure: &DialFailure) {
+        let (mut failed, why) = (locked(&self.failed), failure.to_string());
+        let (shortest, longest) = PAUSE;
+        let (since, pause) = match failed.take() {
+            Some(before) => (before.since, (before.pause * 2).min(longest)),
+            None => {
+                tracing::warn!(server = %self.address, error = why, "a server fails: others are asked first");
+                (Instant::now(), shortest)
+            }
+        };
+        *failed = Some(Failed {
+            since,
+            pause_ends: Instant::now() + pause,
+            pause,
+            why,
+            is_tried: false,
+        });
+    }
+
+    /// Whether it failed and its pause is over; true once for each pause.
+    fn is_to_be_tried(&self) -> bool {
+        let mut failed = locked(&self.failed);
+        let over = failed
+            .as_mut()
+            .filter(|failed| failed.is_over() && !failed.is_tried);
+        over.map(|failed| failed.is_tried = true).is_some()
+    }
+}
+
+impl Failed {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.pause_ends
+    }
+}
+
+/// Whether the server has not closed it.
+fn is_open(stream: &ByteStream) -> bool {
+    stream
+        .descriptor()
+        .is_some_and(|socket| peer::state(socket) == Peer::There)
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while a lock is held.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,395 @@
+//! A tunnel's path over a connection of its own to a server, without frames: that of a process between clients and servers. The
+//! task of the client's socket reads and writes the connection, only as fast as that socket takes bytes.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use adit_core::session::{ProcessBudget, QUEUE_MIN_BYTES, Queued, TunnelEnd};
+use adit_relay::{BufferSizes, SocketBuffers, tcp_state};
+use bytes::Bytes;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::closing::{end_on_close, reset_on_close};
+use crate::incoming::Incoming;
+use crate::watch::{LaneWatch, Probe};
+use adit_config::limits;
+use adit_telemetry::tunnels::PathQuality;
+use adit_tls::blocks::BlockReader;
+use adit_tls::outbox::Outbox;
+use adit_tls::stream::ByteStream;
+
+/// Pieces that an endpoint may queue: each takes memory beside its bytes.
+const QUEUE_PIECES_MAX: usize = 4096;
+
+/// A connection to a server that has become a tunnel.
+pub struct ServerConnection {
+    /// The connection. Dropped before its end it is reset.
+    pub stream: ByteStream,
+    /// What the target has sent already.
+    pub early: Bytes,
+    /// How long a half-closed tunnel may be silent.
+    pub silence_max: Duration,
+    /// Budget of bytes held in the whole process.
+    pub budget: Arc<ProcessBudget>,
+    /// Wakes the tunnel when its socket should be checked, and when this process ends.
+    pub watch: Arc<LaneWatch>,
+}
+
+/// How far this side's end has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fin {
+    No,
+    /// It goes behind the queued bytes.
+    Due,
+    Sent,
+}
+
+/// See [`ServerConnection`]. Dropping it before its end resets the connection.
+pub(super) struct ServerPath {
+    connection: ServerConnection,
+    reader: BlockReader,
+    out: Outbox,
+    probe: Arc<Probe>,
+    waiting: Option<Incoming>,
+    peer_fin: bool,
+    fin: Fin,
+    write_failed: bool,
+    end: Option<TunnelEnd>,
+    /// The connection takes no more bytes.
+    full: bool,
+    /// The endpoint has sent bytes since the last check of its own socket.
+    sent: bool,
+    /// The endpoint's own socket is due for a check; whether bytes moved since the last one.
+    check: Option<bool>,
+    /// The endpoint's socket has ended behind bytes that the connection does not take.
+    end_waits: bool,
+    /// Armed while the tunnel is half-closed, and while bytes linger after its end.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Bytes moved since the timer was set.
+    moved: bool,
+    /// Bytes given to the endpoint that its socket has not taken yet.
+    held: u64,
+    queued: Queued,
+    buffers: SocketBuffers,
+}
+
+impl ServerPath {
+    pub(super) fn new(connection: ServerConnection) -> Self {
+        if let Some(socket) = connection.stream.tcp() {
+            reset_on_close(socket);
+        }
+        let early = connection.early.clone();
+        connection.budget.hold(early.len() as u64);
+        Self {
+            probe: connection.watch.enter(CancellationToken::new()),
+            queued: Queued::none(&connection.budget),
+            reader: BlockReader::default(),
+            out: Outbox::default(),
+            held: early.len() as u64,
+            waiting: (!early.is_empty()).then_some(Incoming::Data(early)),
+            peer_fin: false,
+            fin: Fin::No,
+            write_failed: false,
+            end: None,
+            full: false,
+            sent: false,
+            check: None,
+            end_waits: false,
+            timer: None,
+            moved: false,
+            buffers: SocketBuffers::default(),
+            connection,
+        }
+    }
+
+    pub(super) fn budget(&self) -> &Arc<ProcessBudget> {
+        &self.connection.budget
+    }
+
+    pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let full = |path: &Self| {
+            path.end.is_none() && (path.room() == 0 || path.out.pieces() >= QUEUE_PIECES_MAX)
+        };
+        if full(self) {
+            self.poll_flush(cx);
+        }
+        let is_full = full(self);
+        if is_full != self.full {
+            self.full = is_full;
+            self.check = None;
+            self.probe.set_full(is_full);
+        }
+        if is_full {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    }
+
+    /// Fits the connection's socket.
+    pub(super) fn fit_buffers(&mut self, sizes: BufferSizes) {
+        if sizes != self.buffers.sizes()
+            && let Some(socket) = self.connection.stream.tcp()
+            && let Err(error) = self.buffers.fit(socket, sizes, false)
+        {
+            tracing::debug!(%error, "the buffers of a server connection stay as they are");
+        }
+    }
+
+    /// Bytes that the endpoint may send now. After the tunnel's end all are accepted and dropped.
+    pub(super) fn room(&self) -> usize {
+        let share = self.connection.budget.queue_share();
+        share.saturating_sub(self.out.bytes())
+    }
+
+    /// Ready every few seconds while the connection takes no more; yields whether it took bytes since the last check.
+    pub(super) fn poll_check(&mut self) -> Poll<bool> {
+        self.check.take().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    pub(super) fn end_waits(&mut self) {
+        self.end_waits = true;
+    }
+
+    pub(super) fn send(&mut self, bytes: Bytes) {
+        (self.moved, self.sent) = (true, true);
+        if self.end.is_none() && !self.write_failed {
+            self.out.push(bytes);
+        }
+    }
+
+    pub(super) fn fin(&mut self) {
+        self.end_waits = false;
+        if self.fin == Fin::No {
+            self.fin = Fin::Due;
+        }
+    }
+
+    pub(super) fn poll_flush(&mut self, cx: &mut Context<'_>) {
+        if let Err(error) = self.poll_write(cx) {
+            tracing::debug!(%error, "a server connection takes no more");
+            // Reading comes first: the peer may have sent an answer before it stopped reading.
+            self.write_failed = true;
+            self.out.clear();
+            if self.peer_fin {
+                self.finish(TunnelEnd::LaneLost);
+            }
+            cx.waker().wake_by_ref();
+        }
+        self.queued.set(self.out.bytes() as u64);
+        self.poll_silence(cx);
+        self.poll_watch(cx);
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.write_failed || self.end.is_some() {
+            return Ok(());
+        }
+        let stream = &mut self.connection.stream;
+        while !self.out.is_empty() {
+            match self.out.poll_write(cx, stream)? {
+                Poll::Ready(_written) => self.moved = true,
+                Poll::Pending => return Ok(()),
+            }
+        }
+        if self.out.poll_flush(cx, stream)?.is_pending() {
+            return Ok(());
+        }
+        self.out.rest();
+        if self.fin == Fin::Due
+            && tokio::io::AsyncWrite::poll_shutdown(Pin::new(stream), cx)?.is_ready()
+        {
+            self.fin = Fin::Sent;
+            if let Some(socket) = self.connection.stream.tcp() {
+                end_on_close(socket);
+            }
+            if self.peer_fin {
+                let error = String::new();
+                self.finish(TunnelEnd::Closed { error });
+                cx.waker().wake_by_ref();
+            }
+        }
+        Ok(())
+    }
+
+    /// Quality of the connection; one system call.
+    pub(super) fn quality(&self) -> Option<PathQuality> {
+        let state = tcp_state(self.connection.stream.tcp()?).ok()?;
+        Some(PathQuality {
+            rtt: state.rtt,
+            retransmits: state.retransmits,
+        })
+    }
+
+    /// When the watch asks: ends the tunnel with this process, or has the endpoint check its own socket.
+    fn poll_watch(&mut self, cx: &mut Context<'_>) {
+        self.probe.register(cx.waker());
+        if !self.probe.is_due() {
+            return;
+        }
+        if self.end.is_none() {
+            if self.connection.watch.is_shutting_down() {
+                self.cut(TunnelEnd::Shutdown);
+            } else if self.probe.is_troubled() && self.peer_is_gone() {
+                self.cut(TunnelEnd::LaneLost);
+            }
+        }
+        if self.full {
+            self.check = Some(std::mem::take(&mut self.sent));
+        }
+        cx.waker().wake_by_ref();
+    }
+
+    /// For a connection that is not read at the moment, whose loss nothing else shows.
+    fn peer_is_gone(&self) -> bool {
+        let socket = self.connection.stream.tcp();
+        socket.is_some_and(|socket| !matches!(socket.take_error(), Ok(None)))
+    }
+
+    /// The endpoint's own socket takes no bytes at present.
+    pub(super) fn stalled(&self) {
+        self.probe.set_stalled(true);
+    }
+
+    pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
+        if let Some(waiting) = self.waiting.take() {
+            return Poll::Ready(waiting);
+        }
+        if let Some(end) = &self.end {
+            return Poll::Ready(Incoming::Ended(end.clone()));
+        }
+        let budget = &self.connection.budget;
+        if self.peer_fin || (self.held > 0 && budget.is_half_full()) {
+            // While memory is short, it is read again once its delivered bytes have been taken.
+            return Poll::Pending;
+        }
+        let most = if budget.is_half_full() {
+            QUEUE_MIN_BYTES
+        } else {
+            usize::MAX
+        };
+        match self.reader.poll_read(cx, &mut self.connection.stream, most) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
+                self.peer_fin = true;
+                if self.write_failed {
+                    self.finish(TunnelEnd::LaneLost);
+                    return self.poll_recv(cx);
+                }
+                if self.fin == Fin::Sent {
+                    let error = String::new();
+                    self.finish(TunnelEnd::Closed { error });
+                }
+                Poll::Ready(Incoming::PeerFin)
+            }
+            Poll::Ready(Ok(bytes)) => {
+                self.moved = true;
+                self.held += bytes.len() as u64;
+                budget.hold(bytes.len() as u64);
+                Poll::Ready(Incoming::Data(bytes))
+            }
+            Poll::Ready(Err(error)) => {
+                let error = error.to_string();
+                self.cut(TunnelEnd::Reset { error });
+                self.poll_recv(cx)
+            }
+        }
+    }
+
+    pub(super) fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.waiting.is_none() {
+            match self.poll_recv(cx) {
+                Poll::Ready(incoming) => self.waiting = Some(incoming),
+                Poll::Pending => {
+                    self.poll_flush(cx);
+                    return Poll::Pending;
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_none()
+    }
+
+    /// After the end, received bytes linger for as long as the endpoint's socket makes progress.
+    pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(end) = &self.end else {
+            return false;
+        };
+        if end.delivers_rest() && self.has_run_out(cx, limits::LINGER_TIMEOUT) {
+            self.end = Some(TunnelEnd::LingerExpired);
+        }
+        self.end.as_ref().is_some_and(|end| !end.delivers_rest())
+    }
+
+    pub(super) fn last_end(&self) -> Option<TunnelEnd> {
+        self.end.clone()
+    }
+
+    pub(super) fn drained(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.moved = true;
+            self.probe.set_stalled(false);
+            self.release(bytes as u64);
+        }
+    }
+
+    fn release(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.held);
+        self.held -= bytes;
+        self.connection.budget.release(bytes);
+    }
+
+    /// Ends a half-closed tunnel without a byte for too long: a close may look like a half-close.
+    fn poll_silence(&mut self, cx: &mut Context<'_>) {
+        let is_half_closed = self.end_waits || self.peer_fin || self.fin != Fin::No;
+        if is_half_closed && self.end.is_none() && self.has_run_out(cx, self.connection.silence_max)
+        {
+            self.cut(TunnelEnd::HalfClosedIdle);
+            cx.waker().wake_by_ref();
+        }
+    }
+
+    /// Whether nothing has moved for `limit`; if not, the timer wakes the task to check again.
+    fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
+        let timer = self.timer.get_or_insert_with(|| {
+            self.moved = false;
+            Box::pin(tokio::time::sleep(limit))
+        });
+        while timer.as_mut().poll(cx).is_ready() {
+            if !std::mem::take(&mut self.moved) {
+                self.timer = None;
+                return true;
+            }
+            timer.as_mut().reset(Instant::now() + limit);
+        }
+        false
+    }
+
+    /// The tunnel is over before its end: the server sees a reset.
+    fn cut(&mut self, end: TunnelEnd) {
+        if let Some(socket) = self.connection.stream.tcp() {
+            reset_on_close(socket);
+        }
+        self.finish(end);
+    }
+
+    fn finish(&mut self, end: TunnelEnd) {
+        self.timer = None;
+        self.out.clear();
+        self.queued.set(0);
+        self.end = Some(end);
+    }
+}
+
+impl Drop for ServerPath {
+    fn drop(&mut self) {
+        self.release(self.held);
+    }
+}
