@@ -11,15 +11,13 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 
 use super::servers::{Servers, Through};
-use adit_config::plan::{GuestDns, NamesPlan, Resolver};
+use adit_config::plan::{DNS_PORT, GuestDns, NamesPlan, Resolver};
 use adit_kube::services::Services;
 use adit_net::resolve::{
     Connect, DnsConnection, Resolve, ResolveError, SystemResolver, TunnelledResolver,
 };
 use adit_server::router::AskedAgents;
 
-/// Port of name servers.
-const DNS_PORT: u16 = 53;
 /// Time for the first list of Services, which a proxy may start before.
 const LIST_WITHIN: Duration = Duration::from_secs(5);
 /// Time for an answer of the guest cluster's DNS, with the connections it takes.
@@ -152,7 +150,8 @@ impl Names {
             GuestDns::Address(address) => Some(*address),
             GuestDns::Service(namespace, service) => {
                 let addresses = self.services.addresses(namespace, service);
-                self.ordered(addresses).into_iter().next()
+                let first = self.ordered(addresses).into_iter().next();
+                first.map(|ip| SocketAddr::new(ip, DNS_PORT))
             }
         };
         let Some(server) = server else {
@@ -160,9 +159,7 @@ impl Names {
                 "the Service of the guest cluster's DNS is not known".to_owned(),
             ));
         };
-        let asked = self
-            .guest
-            .lookup_ip(SocketAddr::new(server, DNS_PORT), name);
+        let asked = self.guest.lookup_ip(server, name);
         let answered = tokio::time::timeout(ANSWER_WITHIN, asked).await;
         answered.unwrap_or(Err(ResolveError::TimedOut))
     }

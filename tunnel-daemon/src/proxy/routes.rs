@@ -21,15 +21,12 @@ use super::direct::Direct;
 use super::names::{Found, Names};
 use super::servers::{Servers, Through};
 use crate::process::Process;
-use adit_config::plan::ProxyPlan;
+use adit_config::plan::{DNS_PORT, ProxyPlan};
 use adit_net::happy_eyeballs::Race;
 use adit_server::frontend::events::Upstream;
 use adit_server::router::{AskedAgents, OpenTunnel};
 use adit_tls::stream::ByteStream;
 use adit_tunnel::{Carrier, Endpoint, LaneWatch, ServerConnection};
-
-/// Port of name servers, which are never reached past the tunnel.
-const DNS_PORT: u16 = 53;
 
 /// See the module.
 pub(super) struct Routes {

@@ -111,7 +111,8 @@ struct NameFlags {
     /// Access to the API of the cluster at the other end, whose Services are watched
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// DNS of the cluster at the other end, asked over TCP through the tunnel: an address, or NAMESPACE/NAME of its Service
+    /// DNS of the cluster at the other end, asked over TCP through the tunnel: an address, with :PORT if it
+    /// is not 53, or NAMESPACE/NAME of its Service
     #[arg(long, value_name = "DNS", value_parser = GuestDns::parse)]
     guest_dns: Option<GuestDns>,
     /// Try the IPv4 addresses of a name first

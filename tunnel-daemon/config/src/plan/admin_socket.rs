@@ -170,7 +170,10 @@ mod tests {
         assert_eq!(at(Program::Agent), agent);
         let proxy = paths(&["/run/adit/proxy.sock", "/run/user/7/adit/proxy.sock"]);
         assert_eq!(at(Program::Proxy), proxy);
-        assert_eq!(looked(None, &user).unwrap(), [server, agent, proxy].concat());
+        assert_eq!(
+            looked(None, &user).unwrap(),
+            [server, agent, proxy].concat()
+        );
     }
 
     #[test]
@@ -178,7 +181,8 @@ mod tests {
         for folder in ["", "run", &format!("/{}", "x".repeat(100))] {
             let env = |name: &str| (name == USER_FOLDER).then(|| folder.to_owned());
             let places = looked(None, &env).unwrap();
-            let expected = ["server", "agent", "proxy"].map(|name| format!("/run/adit/{name}.sock"));
+            let expected =
+                ["server", "agent", "proxy"].map(|name| format!("/run/adit/{name}.sock"));
             let expected: Vec<PathBuf> = expected.map(PathBuf::from).into();
             assert_eq!(places, expected, "{folder}");
         }

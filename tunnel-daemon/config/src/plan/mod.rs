@@ -25,7 +25,9 @@ pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
 pub use frontends::{ClientsPlan, Dialect, FrontendListen, FrontendPlan};
 pub use leases::{CountPlan, CountSource, PublishPlan, count_source};
-pub use names::{CustomerProxies, CustomerProxy, DirectPlan, GuestDns, NamesPlan, Resolver};
+pub use names::{
+    CustomerProxies, CustomerProxy, DNS_PORT, DirectPlan, GuestDns, NamesPlan, Resolver,
+};
 pub use netns::{NetnsChoice, NetnsPlan};
 pub use node::{CapturedService, DestinationsPlan, NodeRedirectPlan, TargetListener};
 pub use parts::{

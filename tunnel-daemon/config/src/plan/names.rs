@@ -1,7 +1,7 @@
 //! The plan of a proxy's names and of the ways past its servers.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use adit_kube::access::Source;
@@ -11,6 +11,9 @@ use ipnet::IpNet;
 
 use super::parts::ForwardProxy;
 use crate::error::{ConfigError, bail};
+
+/// Port of name servers.
+pub const DNS_PORT: u16 = 53;
 
 /// Who resolves a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -41,13 +44,16 @@ impl Resolver {
 pub enum GuestDns {
     /// The Service with this namespace and name, port 53.
     Service(String, String),
-    /// This address, port 53.
-    Address(IpAddr),
+    /// This address.
+    Address(SocketAddr),
 }
 
 impl GuestDns {
     /// Reads an address, or a Service's `NAMESPACE/NAME`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Ok(Self::Address(SocketAddr::new(address, DNS_PORT)));
+        }
         if let Ok(address) = text.parse() {
             return Ok(Self::Address(address));
         }
@@ -56,7 +62,7 @@ impl GuestDns {
                 Ok(Self::Service(namespace.to_owned(), name.to_owned()))
             }
             _ => Err(format!(
-                "{text:?} is no name server: write an address, or NAMESPACE/NAME of a Service such as kube-system/kube-dns"
+                "{text:?} is no name server: write an address, with :PORT if it is not 53, or NAMESPACE/NAME of a Service such as kube-system/kube-dns"
             )),
         }
     }

@@ -124,7 +124,14 @@ pub(super) fn answer(
     uri: &Uri,
     body: &Value,
 ) -> Response<Answer> {
-    let leases = &mut state.lock().expect("the state").leases;
+    let mut state = state.lock().expect("the state");
+    // Listed and watched in the same way.
+    let is_services = uri.path().ends_with("/services");
+    let leases = if is_services {
+        &mut state.services
+    } else {
+        &mut state.leases
+    };
     *leases.requests.entry(method.to_string()).or_default() += 1;
     let name = uri.path().rsplit('/').next().unwrap_or_default().to_owned();
     let query = uri.query().unwrap_or_default();
@@ -134,6 +141,11 @@ pub(super) fn answer(
             .as_ref()
             .map(|lease| &lease["metadata"]["resourceVersion"]);
         version.is_null() || current == Some(version)
+    };
+    let name = if is_services {
+        "leases".to_owned()
+    } else {
+        name
     };
     match (method.as_str(), name.as_str()) {
         ("GET", "leases") if query.contains("watch=true") => {

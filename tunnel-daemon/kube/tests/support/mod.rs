@@ -48,6 +48,8 @@ pub(crate) struct State {
     /// Reviews in progress, and their maximum.
     pub(crate) at_once: (usize, usize),
     pub(crate) leases: leases::Leases,
+    /// Services, by name.
+    pub(crate) services: leases::Leases,
     /// Path, headers and body of the last request.
     pub(crate) last: Option<(String, http::HeaderMap, Value)>,
 }
@@ -192,7 +194,7 @@ async fn answer(
         Some(Fault::Silence) => std::future::pending().await,
         None => (),
     }
-    if head.uri.path().contains("/leases") {
+    if head.uri.path().contains("/leases") || head.uri.path().ends_with("/services") {
         return Ok(leases::answer(&state, &head.method, &head.uri, &body));
     }
     let token = body["spec"]["token"].as_str().unwrap_or_default();

@@ -76,6 +76,7 @@ mod quiet_tunnels;
 mod relay_engine;
 mod revocation;
 mod service_manager;
+mod sidecars;
 mod signals;
 mod silent_agents;
 mod silent_peers;
