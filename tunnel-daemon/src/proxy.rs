@@ -113,7 +113,7 @@ pub async fn start_with(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result
     let names = Names::new(&plan.names, services, &servers, Arc::clone(&resolver));
     let (own_sockets, others) = (process.own_sockets.clone(), plan.customer.hosts());
     let direct = Direct::new(&plan.direct, others, resolver, own_sockets)?;
-    let customer = Customer::new(&plan.customer, &plan.tls, clients.clone())?;
+    let customer = Customer::new(&plan.customer, &plan.tls)?;
     let routes = Routes::new(
         plan,
         &process,
@@ -135,7 +135,7 @@ pub async fn start_with(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result
         tasks: clients.clone(),
         leaving: process.stop.clone(),
     });
-    if plan.clients.in_clear().any(|bind| !bind.is_loopback()) {
+    if !plan.clients.only_loopback && plan.clients.in_clear().any(|bind| !bind.is_loopback()) {
         tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
         metrics.adit().insecure_flag("insecure-plaintext-frontend");
     }

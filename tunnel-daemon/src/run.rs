@@ -33,6 +33,7 @@ use adit_config::{Command, ConfigError, Parsed};
 use adit_host::blocking::{NoThreads, start_runtime};
 use adit_host::{memory, privileges};
 use adit_net::inherited::InheritedSockets;
+use adit_relay::give_back_code;
 use adit_telemetry::log;
 use adit_telemetry::{COMMIT, LogOptions, VERSION};
 use adit_tls::blocks;
@@ -349,6 +350,10 @@ async fn run_proxy(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result<Exit
         admin_socket = or_off(proxy.admin_socket().map(Path::display)),
         "proxy is up"
     );
+    // A small process beside another one: most of what the start needed is not needed again.
+    if let Err(error) = give_back_code() {
+        tracing::debug!(%error, "the code of the start stays in memory");
+    }
     service_manager::ready();
     signals.next().await;
     tracing::info!("signal received: shutting down");

@@ -25,8 +25,8 @@ pub const ACCESS_LOG_LIMIT: u32 = 100;
 pub const PROXY_PENDING_DIALS: u32 = 4096;
 /// Connections to servers that a proxy keeps ready at most, by default: each saves a dial two round trips and a handshake.
 pub const SPARE_CONNECTIONS: u32 = 4;
-/// Time for a dial of HyperShift's sidecars, which wait so long for a connection to their server.
-pub const SIDECAR_DIAL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for a dial of HyperShift's sidecars, over all addresses of a name: theirs.
+pub const SIDECAR_DIAL_TIMEOUT: Duration = Duration::from_secs(90);
 /// Grace of these sidecars: less than the 30 s after which the kubelet kills a pod.
 pub const SIDECAR_GRACE: Duration = Duration::from_secs(25);
 /// Concurrent calls on one HTTP/2 connection of a client. HTTP/2 counts a call until its answer is sent, so this also bounds

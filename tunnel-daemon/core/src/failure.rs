@@ -138,6 +138,12 @@ impl DialFailure {
         }
     }
 
+    /// Whether the server that answered so is the wrong one to ask next: it is gone, going, or without agents.
+    #[must_use]
+    pub fn is_of_the_server(&self) -> bool {
+        matches!(self, Self::NoServer(_) | Self::ShuttingDown | Self::NoAgent)
+    }
+
     /// Value of the `reason` label of `dial_failure_count`.
     #[must_use]
     pub fn reason(&self) -> &'static str {

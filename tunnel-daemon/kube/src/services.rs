@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -114,7 +115,9 @@ impl Services {
             }
             match self.follow_from(api, version).await {
                 // The state from which the watch went on is too old.
-                Err(error) if error.status() == Some(StatusCode::GONE) => (),
+                Err(error) if error.status() == Some(StatusCode::GONE) => {
+                    tokio::time::sleep(PAUSES.0).await;
+                }
                 Err(error) => return error.to_string(),
                 Ok(()) => (),
             }
@@ -128,7 +131,7 @@ impl Services {
                 "{PATH}?watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={}",
                 escape(&version)
             );
-            let mut lines = begin_watch(api, &path).await?;
+            let (began, mut lines) = (Instant::now(), begin_watch(api, &path).await?);
             while let Some(event) = next(&mut lines).await? {
                 let Ok(event) = event else {
                     // One that cannot be read is skipped.
@@ -140,6 +143,7 @@ impl Services {
                         error = excerpt(&event.object.message),
                         "a watch of Services ended"
                     );
+                    tokio::time::sleep_until(began + PAUSES.1).await;
                     return Ok(());
                 }
                 if let Some(seen) = event.object.metadata.version.clone() {
@@ -151,6 +155,8 @@ impl Services {
                     _ => (),
                 }
             }
+            // A watch that ends at once, as behind a proxy that does not stream, does not begin again at once.
+            tokio::time::sleep_until(began + PAUSES.1).await;
         }
     }
 
@@ -166,10 +172,14 @@ impl Services {
                 }
                 page => page?,
             };
-            page.items
-                .unwrap_or_default()
-                .into_iter()
-                .for_each(|service| fresh.keep(service));
+            for item in page.items.unwrap_or_default() {
+                match serde_json::from_value(item) {
+                    Ok(service) => fresh.keep(service),
+                    Err(error) => {
+                        tracing::debug!(%error, "a Service cannot be read and is skipped")
+                    }
+                }
+            }
             match page.metadata.rest.filter(|rest| !rest.is_empty()) {
                 Some(rest) => next = format!("&continue={}", escape(&rest)),
                 None => {
@@ -205,8 +215,8 @@ impl Known {
         let Meta {
             namespace, name, ..
         } = service.metadata;
-        let names = self.by_namespace.entry(namespace).or_default();
-        let is_new = !names.contains_key(&name);
+        let known = self.by_namespace.get(&namespace);
+        let is_new = !known.is_some_and(|names| names.contains_key(&name));
         if is_new && self.count >= SERVICES_MAX {
             if !std::mem::replace(&mut self.warned, true) {
                 tracing::warn!(
@@ -216,6 +226,7 @@ impl Known {
             return;
         }
         self.count += usize::from(is_new);
+        let names = self.by_namespace.entry(namespace).or_default();
         names.insert(name, addresses);
     }
 
@@ -284,7 +295,7 @@ struct Event {
 struct Page {
     #[serde(default)]
     metadata: PageMeta,
-    items: Option<Vec<Service>>,
+    items: Option<Vec<Value>>,
 }
 
 #[cfg(test)]

@@ -67,6 +67,15 @@ pub fn tune_lane(socket: &impl AsFd) {
     }
 }
 
+/// The connection dies when nothing written is acknowledged for `limit`; `None`: as the kernel does. While the peer has something
+/// to answer: it also ends peers that merely do not read.
+///
+/// # Errors
+/// As [`tune_stream`].
+pub fn set_acknowledged_within(socket: &impl AsFd, limit: Option<Duration>) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_user_timeout(limit)
+}
+
 /// Disables Nagle's algorithm: small writes leave at once.
 ///
 /// # Errors

@@ -3,14 +3,15 @@
 use std::io;
 use std::time::Duration;
 
-use bytes::{Buf as _, BytesMut};
-use http::StatusCode;
+use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 /// Octets of an answer's head, at most.
 const HEAD_OCTETS_MAX: usize = 16 * 1024;
 /// Header fields of an answer, at most.
 const FIELDS_MAX: usize = 100;
+/// Provisional answers that are passed over.
+const PROVISIONAL_MAX: usize = 10;
 /// Octets of a refusal's body that are read, and how long they are waited for.
 const BODY_OCTETS_MAX: usize = 4 * 1024;
 const BODY_WITHIN: Duration = Duration::from_secs(2);
@@ -51,7 +52,7 @@ pub async fn open_tunnel<S>(
     io: &mut S,
     target: &str,
     authorization: Option<&str>,
-) -> Result<BytesMut, NoTunnel>
+) -> Result<Bytes, NoTunnel>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -63,13 +64,16 @@ where
     let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{authorization}\r\n");
     io.write_all(request.as_bytes()).await?;
     io.flush().await?;
-    let mut read = BytesMut::new();
+    let (mut read, mut provisional) = (BytesMut::new(), 0);
     let head = loop {
         if let Some(head) = Head::parse(&read)? {
             read.advance(head.octets);
             // Provisional answers come before the one that counts.
-            if !StatusCode::from_u16(head.status).is_ok_and(|status| status.is_informational()) {
-                break head;
+            match head.status {
+                101 => return Err(NoTunnel::NotHttp("it switches protocols unasked")),
+                100..200 if provisional < PROVISIONAL_MAX => provisional += 1,
+                100..200 => return Err(NoTunnel::NotHttp("it has too many provisional answers")),
+                _ => break head,
             }
             continue;
         }
@@ -82,11 +86,12 @@ where
         }
     };
     if (200..300).contains(&head.status) {
-        return Ok(read);
+        // A copy: the tunnel may live for days, and these bytes keep the memory of the head alive.
+        return Ok(Bytes::copy_from_slice(&read));
     }
-    let body = rest_of(io, &mut read, head.length.unwrap_or(u64::MAX));
+    let body = rest_of(io, &mut read, head.length);
     let _slow = tokio::time::timeout(BODY_WITHIN, body).await;
-    let length = usize::try_from(head.length.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    let length = usize::try_from(head.length).unwrap_or(usize::MAX);
     read.truncate(length.min(BODY_OCTETS_MAX));
     Err(NoTunnel::Refused {
         status: head.status,
@@ -107,8 +112,8 @@ async fn rest_of<S: AsyncRead + Unpin>(io: &mut S, read: &mut BytesMut, length: 
 /// The head of an answer.
 struct Head {
     status: u16,
-    /// Of its body, if the head says so.
-    length: Option<u64>,
+    /// Of its body: to the end of the connection where the head does not say, and none where it is cut into chunks.
+    length: u64,
     octets: usize,
 }
 
@@ -132,16 +137,42 @@ impl Head {
         let httparse::Status::Complete(octets) = parsed else {
             return Ok(None);
         };
-        let length = response
-            .headers
-            .iter()
-            .find(|field| field.name.eq_ignore_ascii_case("content-length"))
-            .and_then(|field| std::str::from_utf8(field.value).ok()?.trim().parse().ok());
+        let value = |name: &str| {
+            let mut fields = response.headers.iter();
+            let field = fields.find(|field| field.name.eq_ignore_ascii_case(name))?;
+            std::str::from_utf8(field.value).ok()
+        };
+        let length = match value("transfer-encoding") {
+            Some(_chunked) => Some(0),
+            None => value("content-length").and_then(|value| value.trim().parse().ok()),
+        };
         Ok(Some(Self {
             status: response.code.unwrap_or_default(),
-            length,
+            length: length.unwrap_or(u64::MAX),
             octets,
         }))
+    }
+}
+
+/// For the fuzz target and the test that replays its corpus.
+///
+/// # Panics
+/// When the outcome of a head depends on how much of the input has come.
+#[doc(hidden)]
+pub fn fuzz_entry(data: &[u8]) {
+    let whole = Head::parse(data);
+    for end in 0..data.len().min(512) {
+        let cut = data.get(..end).unwrap_or_default();
+        if let Ok(Some(head)) = Head::parse(cut) {
+            let Ok(Some(all)) = &whole else {
+                panic!("more octets undo a whole head");
+            };
+            assert_eq!(
+                (head.status, head.length, head.octets),
+                (all.status, all.length, all.octets)
+            );
+            assert!(head.octets <= end, "a head is longer than its octets");
+        }
     }
 }
 
@@ -152,7 +183,7 @@ mod tests {
     const REQUEST: &[u8; 41] = b"CONNECT web:80 HTTP/1.1\r\nHost: web:80\r\n\r\n";
 
     /// What comes of `answer`, which the other end writes in two pieces, split at `at`.
-    async fn asked(answer: &[u8], at: usize) -> Result<BytesMut, NoTunnel> {
+    async fn asked(answer: &[u8], at: usize) -> Result<Bytes, NoTunnel> {
         let (mut near, mut far) = tokio::io::duplex(64 * 1024);
         let (first, second) = answer.split_at(at.min(answer.len()));
         let (first, second) = (first.to_vec(), second.to_vec());
@@ -201,6 +232,11 @@ mod tests {
                 "nope",
             ),
             (
+                "HTTP/1.1 502 No\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nnope\r\n0\r\n\r\n",
+                502,
+                "",
+            ),
+            (
                 "HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n",
                 407,
                 "",
@@ -234,6 +270,8 @@ mod tests {
             ("HTTP/1.1 200 OK\r\n", "closed"),
             ("SSH-2.0-OpenSSH_9\r\n", "no HTTP"),
             ("HTTP/1.1 2xx OK\r\n\r\n", "no HTTP"),
+            ("HTTP/1.1 101 Switching Protocols\r\n\r\n", "no HTTP"),
+            (&"HTTP/1.1 100 Continue\r\n\r\n".repeat(11), "no HTTP"),
             ("HTTP/1.1 200 OK\r\nno field\r\n\r\n", "no HTTP"),
             (&long, "no HTTP"),
         ] {

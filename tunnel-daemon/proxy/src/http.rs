@@ -9,4 +9,6 @@ mod serve;
 mod tests;
 
 pub use answer::Refusal;
+#[doc(hidden)]
+pub use request::fuzz_entry;
 pub use serve::{After, Connector, Parent, Proxy, Served, serve};

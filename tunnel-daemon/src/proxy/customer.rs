@@ -1,22 +1,17 @@
 //! A customer's proxies, which stand behind the tunnel: the HTTP proxy of a hosted control plane reaches other hosts through them.
 
-use adit_core::connect::failure_of;
 use adit_core::failure::DialFailure;
-use adit_core::ids::AgentId;
+use adit_core::grant::TargetDenied;
+use adit_core::text::Excerpt;
 use adit_proxy::connect::{NoTunnel, open_tunnel};
 use adit_proxy::http::Parent;
-use bytes::Bytes;
 use http::HeaderValue;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::UnixStream;
 
 use super::routes::Reached;
 use adit_config::plan::{CustomerProxies, CustomerProxy};
 use adit_config::tls_policy::TlsPolicy;
 use adit_kube::no_proxy::is_excepted;
-use adit_net::tasks::Tasks;
-use adit_tls::nested::SystemTrust;
-use adit_tls::stream::{ByteStream, PeerAddr, Socket};
+use adit_tls::nested::{Nested, SystemTrust};
 use adit_tls::tls::server_name;
 
 /// See the module.
@@ -24,8 +19,6 @@ pub(super) struct Customer {
     plan: CustomerProxies,
     /// What TLS to them trusts; `None` without such a proxy.
     trust: Option<SystemTrust>,
-    /// Carries bytes between TLS and tunnel.
-    tasks: Tasks,
 }
 
 impl Customer {
@@ -33,11 +26,7 @@ impl Customer {
     ///
     /// # Errors
     /// None can be used.
-    pub(super) fn new(
-        plan: &CustomerProxies,
-        policy: &TlsPolicy,
-        tasks: Tasks,
-    ) -> anyhow::Result<Self> {
+    pub(super) fn new(plan: &CustomerProxies, policy: &TlsPolicy) -> anyhow::Result<Self> {
         let speaks_tls = [&plan.http, &plan.https]
             .into_iter()
             .flatten()
@@ -46,7 +35,6 @@ impl Customer {
         Ok(Self {
             plan: plan.clone(),
             trust: trust.transpose()?,
-            tasks,
         })
     }
 
@@ -81,13 +69,19 @@ impl Customer {
         proxy: &CustomerProxy,
         reaching: impl Future<Output = Result<Reached, DialFailure>>,
     ) -> Result<Reached, DialFailure> {
-        let reached = reaching.await?;
-        if !proxy.is_tls {
-            return Ok(reached);
+        let Reached { stream, early, by } = reaching.await?;
+        if !early.is_empty() {
+            return Err(failed(proxy, &"it speaks before it is asked"));
         }
-        let Reached { stream, early, by } = reached;
-        let tls = self.handshake(proxy, stream, &early).await?;
-        self.beside(tls, Bytes::new(), by)
+        let stream = match (&self.trust, proxy.is_tls) {
+            (Some(trust), true) => {
+                let name = server_name(&proxy.host).map_err(|error| failed(proxy, &error))?;
+                let secured = trust.connect(name, stream).await;
+                Box::new(secured.map_err(|error| failed(proxy, &error))?) as Box<dyn Nested>
+            }
+            _ => stream,
+        };
+        Ok(Reached { stream, early, by })
     }
 
     /// A tunnel through the proxy to `target`, an authority.
@@ -100,82 +94,23 @@ impl Customer {
         target: &str,
         reaching: impl Future<Output = Result<Reached, DialFailure>>,
     ) -> Result<Reached, DialFailure> {
-        let Reached {
-            mut stream,
-            early,
-            by,
-        } = reaching.await?;
+        let mut reached = self.secured(proxy, reaching).await?;
         let authorization = proxy.authorization();
-        let refused = |error: NoTunnel| match error {
-            NoTunnel::Refused { status, body } => quoted(proxy, failure_of(status, &body)),
-            other => failed(proxy, &other),
-        };
-        if !proxy.is_tls {
-            if !early.is_empty() {
-                return Err(failed(proxy, &"it speaks before it is asked"));
+        let opening = open_tunnel(&mut reached.stream, target, authorization.as_deref());
+        match opening.await {
+            Ok(early) => Ok(Reached { early, ..reached }),
+            Err(NoTunnel::Refused { status: 403, body }) => {
+                let text = failed(proxy, &Excerpt(&body)).to_string();
+                Err(DialFailure::Denied(Box::new(TargetDenied::quoted(&text))))
             }
-            let opening = open_tunnel(&mut stream, target, authorization.as_deref());
-            let early = opening.await.map_err(refused)?.freeze();
-            return Ok(Reached { stream, early, by });
+            Err(error) => Err(failed(proxy, &error)),
         }
-        let mut tls = self.handshake(proxy, stream, &early).await?;
-        let opening = open_tunnel(&mut tls, target, authorization.as_deref());
-        let early = opening.await.map_err(refused)?.freeze();
-        self.beside(tls, early, by)
-    }
-
-    async fn handshake(
-        &self,
-        proxy: &CustomerProxy,
-        stream: ByteStream,
-        early: &[u8],
-    ) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>, DialFailure> {
-        let Some(trust) = &self.trust else {
-            return Err(failed(proxy, &"no certificates are trusted"));
-        };
-        if !early.is_empty() {
-            return Err(failed(proxy, &"it speaks before it is asked"));
-        }
-        let name = server_name(&proxy.host).map_err(|error| failed(proxy, &error))?;
-        trust
-            .connect(name, stream)
-            .await
-            .map_err(|error| failed(proxy, &error))
-    }
-
-    /// A socket whose bytes are those of a stream of another kind; a task carries them until one end is over.
-    fn beside(
-        &self,
-        mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-        early: Bytes,
-        by: AgentId,
-    ) -> Result<Reached, DialFailure> {
-        let pair = UnixStream::pair();
-        let (near, mut far) = pair.map_err(|error| DialFailure::Target(error.to_string()))?;
-        let carrying = async move {
-            if let Err(error) = tokio::io::copy_bidirectional(&mut stream, &mut far).await {
-                tracing::debug!(%error, "a tunnel by a customer's proxy broke");
-            }
-        };
-        let spawned = self.tasks.spawn("customer-proxy", carrying);
-        spawned.map_err(|_overloaded| DialFailure::NoMemory)?;
-        Ok(Reached {
-            stream: ByteStream::Plain(Socket::Unix(near), PeerAddr::Unix),
-            early,
-            by,
-        })
     }
 }
 
+/// A failure at the proxy, whose words are cut and escaped.
 fn failed(proxy: &CustomerProxy, error: &dyn std::fmt::Display) -> DialFailure {
     let CustomerProxy { host, port, .. } = proxy;
-    DialFailure::Target(format!("proxy {host}:{port}: {error}"))
-}
-
-/// What the proxy says, with its name.
-fn quoted(proxy: &CustomerProxy, failure: DialFailure) -> DialFailure {
-    match failure {
-        DialFailure::Target(text) => failed(proxy, &text),
-        other => other,
-    }
+    let error = error.to_string();
+    DialFailure::Target(format!("proxy {host}:{port}: {}", Excerpt(&error)))
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adit_core::failure::DialFailure;
+use adit_core::text::Excerpt;
 use adit_proxy::connect::open_tunnel;
 use bytes::Bytes;
 use ipnet::{Ipv4Net, Ipv6Net};
@@ -34,12 +35,14 @@ const CLOUD_APIS: [&str; 7] = [
 ];
 /// Time for a connection, over all addresses: that of HyperShift's sidecars.
 const CONNECT_WITHIN: Duration = Duration::from_secs(120);
+/// Time for the environment's proxy to answer for one address.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// Addresses of a name that are tried.
 const ADDRESSES_MAX: usize = 4;
 
 /// Networks that no direct connection reaches, besides those that are no unicast: those of this cluster, and where clouds keep
 /// metadata and their agents.
-const GUARDED_V4: [([u8; 4], u8); 9] = [
+const GUARDED_V4: [([u8; 4], u8); 10] = [
     ([0, 0, 0, 0], 8),
     ([10, 0, 0, 0], 8),
     ([100, 64, 0, 0], 10),
@@ -47,11 +50,14 @@ const GUARDED_V4: [([u8; 4], u8); 9] = [
     ([168, 63, 129, 16], 32),
     ([169, 254, 0, 0], 16),
     ([172, 16, 0, 0], 12),
+    ([192, 0, 0, 0], 24),
     ([192, 168, 0, 0], 16),
     ([198, 18, 0, 0], 15),
 ];
-const GUARDED_V6: [([u16; 8], u8); 4] = [
+const GUARDED_V6: [([u16; 8], u8); 6] = [
     ([0, 0, 0, 0, 0, 0, 0, 0], 127),
+    ([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48),
+    ([0x2001, 0, 0, 0, 0, 0, 0, 0], 32),
     ([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7),
     ([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
     ([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10),
@@ -102,44 +108,50 @@ impl Direct {
             && !self.others.contains(&host)
     }
 
-    /// Connects to `host`, a name or an address. Returns what the target has sent already.
+    /// Connects to the API of a cloud. Returns what it has sent already.
     ///
     /// # Errors
     /// Why there is no connection, in an agent's words.
-    pub(super) async fn open(
+    pub(super) async fn open_cloud(
         &self,
         host: &str,
         port: u16,
     ) -> Result<(ByteStream, Bytes), DialFailure> {
-        let opening = tokio::time::timeout(CONNECT_WITHIN, self.reach(host, port));
-        opening.await.unwrap_or(Err(DialFailure::TimedOut))
+        let found = self.resolver.lookup_ip(host).await;
+        let ips =
+            found.map_err(|failure| DialFailure::Target(format!("lookup {host}: {failure}")))?;
+        self.open(host, ips, port).await
     }
 
-    async fn reach(&self, host: &str, port: u16) -> Result<(ByteStream, Bytes), DialFailure> {
-        let ips = match host.parse::<IpAddr>() {
-            Ok(ip) => vec![ip],
-            Err(_name) => {
-                let found = self.resolver.lookup_ip(host).await;
-                found.map_err(|failure| DialFailure::Target(format!("lookup {host}: {failure}")))?
-            }
-        };
-        let mut permitted: Vec<IpAddr> =
-            ips.iter().copied().filter(|ip| self.permits(*ip)).collect();
+    /// Connects to one of the addresses of `host`, as far as they are permitted. Returns what the target has sent already.
+    ///
+    /// # Errors
+    /// As [`Self::open_cloud`].
+    pub(super) async fn open(
+        &self,
+        host: &str,
+        ips: Vec<IpAddr>,
+        port: u16,
+    ) -> Result<(ByteStream, Bytes), DialFailure> {
+        let permitted = ips.into_iter().filter(|ip| self.permits(*ip));
+        let permitted: Vec<IpAddr> = permitted.take(ADDRESSES_MAX).collect();
         if permitted.is_empty() {
-            let first = ips.first().map(ToString::to_string).unwrap_or_default();
             return Err(DialFailure::Target(format!(
-                "no connection past the tunnel leads into this cluster: destination {first}:{port} is not on the list of allowed \
+                "no connection past the tunnel leads into this cluster: destination {host}:{port} is not on the list of allowed \
                  destinations"
             )));
         }
-        permitted.truncate(ADDRESSES_MAX);
-        match &self.proxy {
-            Some(proxy) => self.by_proxy(proxy, permitted, port).await,
-            None => {
-                let tcp = self.first_of(permitted, port).await?;
-                Ok((stream(tcp)?, Bytes::new()))
+        let opening = async {
+            match &self.proxy {
+                Some(proxy) => self.by_proxy(proxy, permitted, port).await,
+                None => {
+                    let tcp = self.first_of(permitted, port).await?;
+                    Ok((stream(tcp)?, Bytes::new()))
+                }
             }
-        }
+        };
+        let opened = tokio::time::timeout(CONNECT_WITHIN, opening).await;
+        opened.unwrap_or(Err(DialFailure::TimedOut))
     }
 
     /// By the environment's proxy, which is told an address that was judged, and never a client's name.
@@ -150,7 +162,8 @@ impl Direct {
         port: u16,
     ) -> Result<(ByteStream, Bytes), DialFailure> {
         let failed = |error: &dyn std::fmt::Display| {
-            DialFailure::Target(format!("proxy of HTTPS_PROXY: {error}"))
+            let error = error.to_string();
+            DialFailure::Target(format!("proxy of HTTPS_PROXY: {}", Excerpt(&error)))
         };
         if proxy.is_tls {
             return Err(failed(&"only http:// proxies are supported here"));
@@ -167,9 +180,12 @@ impl Direct {
             let tcp = self.first_of(ips.clone(), proxy.port).await?;
             let mut stream = stream(tcp)?;
             let target = SocketAddr::new(ip, port).to_string();
-            match open_tunnel(&mut stream, &target, proxy.authorization().as_deref()).await {
-                Ok(early) => return Ok((stream, early.freeze())),
-                Err(error) => told = failed(&error),
+            let authorization = proxy.authorization();
+            let opening = open_tunnel(&mut stream, &target, authorization.as_deref());
+            match tokio::time::timeout(ANSWER_WITHIN, opening).await {
+                Ok(Ok(early)) => return Ok((stream, early)),
+                Ok(Err(error)) => told = failed(&error),
+                Err(_elapsed) => told = failed(&"it gives no answer"),
             }
         }
         Err(told)
@@ -276,7 +292,10 @@ mod tests {
             "::ffff:0:10.0.0.1",
             "::10.0.0.1",
             "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1:a9fe:a9:fe00::",
             "64:ff9b:1::a9fe:a9fe",
+            "2001::1",
+            "192.0.0.192",
             "2002:a9fe:a9fe::1",
         ] {
             assert!(is_guarded(guarded.parse().unwrap()), "{guarded}");

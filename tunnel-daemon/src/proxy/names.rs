@@ -32,8 +32,10 @@ const DIALLED_MAX: usize = 4;
 pub(super) enum Found {
     /// The name: the agent resolves it.
     Name,
-    /// One of these, in this order.
+    /// One of these, in this order, through the tunnel.
     Addresses(Vec<IpAddr>),
+    /// One of these, past the tunnel: it is out of order, and this host has found them.
+    Past(Vec<IpAddr>),
 }
 
 /// See the module.
@@ -42,6 +44,8 @@ pub(super) struct Names {
     services: Services,
     guest: TunnelledResolver,
     here: Arc<SystemResolver>,
+    /// Until then dials wait for the first list of Services.
+    start_ends: Instant,
     /// When the guest cluster's DNS is to be asked again; `None` while it answers.
     unhealthy: Mutex<Option<Instant>>,
 }
@@ -58,13 +62,9 @@ impl Names {
             services,
             guest: TunnelledResolver::new(Arc::new(ByTunnel(Arc::clone(servers)))),
             here,
+            start_ends: Instant::now() + LIST_WITHIN,
             unhealthy: Mutex::default(),
         }
-    }
-
-    /// Whether dials go past the tunnel for now: the guest cluster's DNS gave no answer where this host had one.
-    pub(super) fn is_unhealthy(&self) -> bool {
-        self.health().is_some()
     }
 
     /// What to dial for `host`, a name or an address.
@@ -82,35 +82,56 @@ impl Names {
         }
         let of_service = self.service(&name).await;
         if !of_service.is_empty() {
-            return Ok(self.addresses(of_service));
+            return Ok(Found::Addresses(self.few(of_service)));
+        }
+        if is_special(&name) {
+            // Nobody asks name servers for these (RFC 6761, RFC 7686).
+            return self.by(self.plan.unresolved, &name).await;
         }
         let Some(dns) = &self.plan.guest_dns else {
             return self.by(self.plan.unresolved, &name).await;
         };
         if !self.may_ask() {
-            return self.by(self.plan.unresolved, &name).await;
+            return self.past(&name).await;
         }
-        match self.ask(dns, &name).await {
+        let Some(server) = self.server(dns).await else {
+            // No sign of trouble with the tunnel: whoever may change Services must not lead dials past it.
+            return if self.plan.falls_back {
+                self.by(Resolver::Here, &name).await
+            } else {
+                Err(unanswered(&name, &"its Service is not known"))
+            };
+        };
+        let asked = self.guest.lookup_ip(server, &name);
+        let answered = tokio::time::timeout(ANSWER_WITHIN, asked).await;
+        match answered.unwrap_or(Err(ResolveError::TimedOut)) {
             Ok(ips) => {
                 self.is_healthy();
-                Ok(self.addresses(ips))
+                Ok(Found::Addresses(self.few(ips)))
             }
             // Its last word, and no sign of trouble: what only this host knows stays unknown to clients of the guest cluster.
             Err(ResolveError::NotFound) => {
                 self.is_healthy();
                 Err(no_such_host(&name))
             }
-            Err(failure) if self.plan.falls_back => match self.here.lookup_ip(&name).await {
-                Ok(ips) => {
-                    self.is_silent(&name, &failure);
-                    Ok(self.addresses(ips))
-                }
-                Err(_unknown) => Err(no_such_host(&name)),
-            },
-            Err(failure) => Err(DialFailure::Target(format!(
-                "lookup {name} by the DNS of the guest cluster: {failure}"
-            ))),
+            Err(failure) if self.plan.falls_back => {
+                let found = self.here.lookup_ip(&name).await;
+                let ips = found.map_err(|_unknown| no_such_host(&name))?;
+                self.is_silent(&name, &failure);
+                Ok(Found::Past(self.few(ips)))
+            }
+            Err(failure) => Err(unanswered(&name, &failure)),
         }
+    }
+
+    /// While the guest cluster's DNS gives no answers: by what this host knows.
+    async fn past(&self, name: &str) -> Result<Found, DialFailure> {
+        let found = self.here.lookup_ip(name).await;
+        let ips = found.map_err(|_unknown| {
+            // In the words of HyperShift's sidecars.
+            DialFailure::Target(format!("konnectivity unavailable, cannot resolve {name}"))
+        })?;
+        Ok(Found::Past(self.few(ips)))
     }
 
     fn resolver_of(&self, name: &str) -> Resolver {
@@ -129,7 +150,7 @@ impl Names {
         }
         let found = self.here.lookup_ip(name).await;
         found
-            .map(|ips| self.addresses(ips))
+            .map(|ips| Found::Addresses(self.few(ips)))
             .map_err(|failure| DialFailure::Target(format!("lookup {name}: {failure}")))
     }
 
@@ -139,35 +160,37 @@ impl Names {
         let (Some(service), Some(namespace)) = (labels.next(), labels.next()) else {
             return Vec::new();
         };
-        if self.plan.services.is_none() || !self.services.listed(LIST_WITHIN).await {
+        if self.plan.services.is_none() {
             return Vec::new();
         }
+        self.listed().await;
         self.services.addresses(namespace, service)
     }
 
-    async fn ask(&self, dns: &GuestDns, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
-        let server = match dns {
+    /// Where the guest cluster's DNS is; `None` while its Service is not known.
+    async fn server(&self, dns: &GuestDns) -> Option<SocketAddr> {
+        match dns {
             GuestDns::Address(address) => Some(*address),
             GuestDns::Service(namespace, service) => {
+                self.listed().await;
                 let addresses = self.services.addresses(namespace, service);
                 let first = self.ordered(addresses).into_iter().next();
                 first.map(|ip| SocketAddr::new(ip, DNS_PORT))
             }
-        };
-        let Some(server) = server else {
-            return Err(ResolveError::Failed(
-                "the Service of the guest cluster's DNS is not known".to_owned(),
-            ));
-        };
-        let asked = self.guest.lookup_ip(server, name);
-        let answered = tokio::time::timeout(ANSWER_WITHIN, asked).await;
-        answered.unwrap_or(Err(ResolveError::TimedOut))
+        }
     }
 
-    fn addresses(&self, ips: Vec<IpAddr>) -> Found {
+    /// Waits for the first list of Services, for a while after the start.
+    async fn listed(&self) {
+        let left = self.start_ends.saturating_duration_since(Instant::now());
+        let _unknown = self.services.listed(left).await;
+    }
+
+    /// The addresses that a dial tries.
+    fn few(&self, ips: Vec<IpAddr>) -> Vec<IpAddr> {
         let mut ips = self.ordered(ips);
         ips.truncate(DIALLED_MAX);
-        Found::Addresses(ips)
+        ips
     }
 
     fn ordered(&self, mut ips: Vec<IpAddr>) -> Vec<IpAddr> {
@@ -212,6 +235,18 @@ impl Names {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Names that are this host's, the agent's, or nobody's: libraries answer them by themselves.
+fn is_special(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    matches!(last, "localhost" | "invalid" | "onion")
+}
+
+fn unanswered(name: &str, why: &dyn std::fmt::Display) -> DialFailure {
+    DialFailure::Target(format!(
+        "lookup {name} by the DNS of the guest cluster: {why}"
+    ))
 }
 
 /// In the words of an agent.

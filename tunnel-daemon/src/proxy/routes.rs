@@ -25,6 +25,7 @@ use adit_config::plan::{DNS_PORT, ProxyPlan};
 use adit_net::happy_eyeballs::Race;
 use adit_server::frontend::events::Upstream;
 use adit_server::router::{AskedAgents, OpenTunnel};
+use adit_tls::nested::Nested;
 use adit_tls::stream::ByteStream;
 use adit_tunnel::{Carrier, Endpoint, LaneWatch, ServerConnection};
 
@@ -44,7 +45,7 @@ pub(super) struct Routes {
 
 /// A connection to a target, and whose it is.
 pub(super) struct Reached {
-    pub(super) stream: ByteStream,
+    pub(super) stream: Box<dyn Nested>,
     /// What the target has sent already.
     pub(super) early: Bytes,
     pub(super) by: AgentId,
@@ -53,7 +54,7 @@ pub(super) struct Reached {
 impl From<Through> for Reached {
     fn from(through: Through) -> Self {
         Self {
-            stream: through.stream,
+            stream: Box::new(through.stream),
             early: through.early,
             by: through.server,
         }
@@ -97,8 +98,7 @@ impl Routes {
         let Some(promise) = self.budget.promise(TunnelKind::Socket) else {
             return Err(DialFailure::NoMemory);
         };
-        let reaching = tokio::time::timeout(self.timeout, self.reach(target, alone, asked));
-        let reached = reaching.await.unwrap_or(Err(DialFailure::TimedOut));
+        let reached = self.reach(target, alone, asked).await;
         asked.conclude(reached.as_ref().err());
         self.servers.make_ready();
         Ok(self.tunnel(reached?, promise))
@@ -136,7 +136,7 @@ impl Routes {
         }
         let (host, port) = (host_of(&parsed), parsed.port);
         if self.direct.takes(&host) {
-            return self.past(&host, port).await;
+            return self.direct.open_cloud(&host, port).await.map(past);
         }
         match self.customer.of(&host, port, alone) {
             Some(proxy) if alone => {
@@ -155,26 +155,24 @@ impl Routes {
 
     /// Through the tunnel, or past it while it is out of order.
     async fn to(&self, host: &str, port: u16, asked: &AskedAgents) -> Result<Reached, DialFailure> {
-        let found = self.names.find(host).await?;
-        if port != DNS_PORT && self.names.is_unhealthy() {
-            // By an address that was found just now, where there is one.
-            let first = match &found {
-                Found::Addresses(ips) => ips.first().map(ToString::to_string),
-                Found::Name => None,
-            };
-            return self.past(first.as_deref().unwrap_or(host), port).await;
-        }
-        match found {
-            Found::Name => {
-                let is_v6 = host.contains(':');
-                let target = if is_v6 {
-                    format!("[{host}]:{port}")
-                } else {
-                    format!("{host}:{port}")
-                };
-                self.through(&target, asked).await
+        let through = async {
+            match self.names.find(host).await? {
+                // Name servers are never reached past the tunnel.
+                Found::Past(ips) if port != DNS_PORT => Ok(Err(ips)),
+                Found::Addresses(ips) => self.any_of(ips, port, asked).await.map(Ok),
+                Found::Name | Found::Past(_) => {
+                    let target = match host.contains(':') {
+                        true => format!("[{host}]:{port}"),
+                        false => format!("{host}:{port}"),
+                    };
+                    self.through(&target, asked).await.map(Ok)
+                }
             }
-            Found::Addresses(ips) => self.any_of(ips, port, asked).await,
+        };
+        let through = tokio::time::timeout(self.timeout, through).await;
+        match through.unwrap_or(Err(DialFailure::TimedOut))? {
+            Ok(reached) => Ok(reached),
+            Err(ips) => self.direct.open(host, ips, port).await.map(past),
         }
     }
 
@@ -203,14 +201,13 @@ impl Routes {
         }
         Err(told)
     }
+}
 
-    async fn past(&self, host: &str, port: u16) -> Result<Reached, DialFailure> {
-        let (stream, early) = self.direct.open(host, port).await?;
-        Ok(Reached {
-            stream,
-            early,
-            by: AgentId::new("direct"),
-        })
+fn past((stream, early): (ByteStream, Bytes)) -> Reached {
+    Reached {
+        stream: Box::new(stream),
+        early,
+        by: AgentId::new("direct"),
     }
 }
 

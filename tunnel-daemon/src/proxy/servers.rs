@@ -10,6 +10,7 @@ use adit_core::ids::AgentId;
 use adit_proxy::connect::{NoTunnel, open_tunnel};
 use bytes::Bytes;
 use rand::seq::SliceRandom as _;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::process::Process;
@@ -17,12 +18,19 @@ use adit_agent::connector::ServerConnector;
 use adit_config::address::ServerAddress;
 use adit_config::plan::ProxyPlan;
 use adit_net::peer::{self, Peer};
+use adit_net::socket;
 use adit_net::tasks::Tasks;
 use adit_server::router::AskedAgents;
 use adit_tls::stream::{ByteStream, Connection as _};
 
 /// Time for a connection to one server, TLS included; then the next one is tried.
-const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// A dial that is given up later than this has found a server that gives no answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Time for a server's answer to CONNECT: more than it has for the dial itself.
+const ANSWER_WITHIN: Duration = Duration::from_secs(28);
+/// Time for the server's kernel to acknowledge a request.
+const REQUEST_WITHIN: Duration = Duration::from_secs(5);
 /// How long a server that failed is asked after all others: at first, and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long a ready connection waits for a dial: less than any server waits for a request.
@@ -84,6 +92,8 @@ struct Waiting {
     /// Index of its server.
     at: usize,
     stream: ByteStream,
+    /// Dropped when it no longer waits.
+    _taken: oneshot::Sender<()>,
 }
 
 impl Servers {
@@ -137,7 +147,6 @@ impl Servers {
     ) -> Result<Through, DialFailure> {
         let mut told: Option<DialFailure> = None;
         let mut ready = self.take_ready();
-        // One more than servers: a connection that was ready may be gone.
         let mut order = self.order(ready.as_ref().map(|ready| ready.0)).into_iter();
         let mut next = order.next();
         while let Some(server) = next.and_then(|at| self.servers.get(at)) {
@@ -166,7 +175,9 @@ impl Servers {
                 server.answered();
                 return Err(self.quoted(server, target, failure));
             }
-            server.has_failed(&failure);
+            if failure.is_of_the_server() {
+                server.has_failed(&failure);
+            }
             told = match told {
                 // An answer says more than a server that gives none.
                 Some(before) if matches!(failure, DialFailure::NoServer(_)) => Some(before),
@@ -189,8 +200,11 @@ impl Servers {
     }
 
     async fn connect(&self, server: &Server) -> Result<ByteStream, DialFailure> {
+        let patience = Patience::new(server, PATIENCE);
         let connecting = self.connector.connect_client(&server.address);
-        match tokio::time::timeout(CONNECT_WITHIN, connecting).await {
+        let connected = tokio::time::timeout(CONNECT_WITHIN, connecting).await;
+        patience.is_over();
+        match connected {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(DialFailure::NoServer(error.to_string())),
             Err(_elapsed) => {
@@ -208,12 +222,21 @@ impl Servers {
         target: &str,
     ) -> Result<Through, DialFailure> {
         let peer = stream.peer();
-        match open_tunnel(&mut stream, target, None).await {
-            Ok(early) => Ok(Through {
-                stream,
-                early: early.freeze(),
-                server: server.name.clone(),
-            }),
+        // A host that is gone acknowledges nothing, and TCP would not give up for a quarter of an hour.
+        give_up_unacknowledged(&stream, Some(REQUEST_WITHIN));
+        let patience = Patience::new(server, ANSWER_WITHIN);
+        let answered = open_tunnel(&mut stream, target, None).await;
+        patience.is_over();
+        match answered {
+            Ok(early) => {
+                // From here on a peer may take its time to read.
+                give_up_unacknowledged(&stream, None);
+                Ok(Through {
+                    stream,
+                    early,
+                    server: server.name.clone(),
+                })
+            }
             Err(NoTunnel::Refused { status, body }) => Err(failure_of(status, &body)),
             Err(error @ NoTunnel::Target) => Err(DialFailure::Target(error.to_string())),
             Err(error) => Err(DialFailure::NoServer(format!("{peer}: {error}"))),
@@ -268,17 +291,20 @@ impl Servers {
     fn open_ready(self: &Arc<Self>, at: usize) {
         let this = Arc::clone(self);
         let opening = async move {
+            let opening = Opening(&this);
             let Some(server) = this.servers.get(at) else {
                 return;
             };
             let connected = this.connect(server).await;
-            this.ready().opening -= 1;
+            drop(opening);
             match connected {
                 Ok(stream) => {
                     server.answered();
-                    let number = this.keep(at, stream);
-                    tokio::time::sleep(READY_FOR).await;
-                    this.give_up(number);
+                    let (taken, is_taken) = oneshot::channel();
+                    let number = this.keep(at, stream, taken);
+                    if tokio::time::timeout(READY_FOR, is_taken).await.is_err() {
+                        this.give_up(number);
+                    }
                 }
                 Err(failure) => server.has_failed(&failure),
             }
@@ -289,15 +315,23 @@ impl Servers {
         });
         if spawned.is_err() {
             self.ready().opening -= 1;
+            if let Some(server) = self.servers.get(at) {
+                server.is_not_tried();
+            }
         }
     }
 
     /// Keeps a connection for the next dial; returns its number.
-    fn keep(&self, at: usize, stream: ByteStream) -> u64 {
+    fn keep(&self, at: usize, stream: ByteStream, taken: oneshot::Sender<()>) -> u64 {
         let mut ready = self.ready();
         let number = ready.number;
         ready.number += 1;
-        ready.waiting.push(Waiting { number, at, stream });
+        ready.waiting.push(Waiting {
+            number,
+            at,
+            stream,
+            _taken: taken,
+        });
         number
     }
 
@@ -331,6 +365,11 @@ impl Server {
         let (mut failed, why) = (locked(&self.failed), failure.to_string());
         let (shortest, longest) = PAUSE;
         let (since, pause) = match failed.take() {
+            // Dials at the same time fail for the same reason.
+            Some(before) if !before.is_over() => {
+                *failed = Some(Failed { why, ..before });
+                return;
+            }
             Some(before) => (before.since, (before.pause * 2).min(longest)),
             None => {
                 tracing::warn!(server = %self.address, error = why, "a server fails: others are asked first");
@@ -346,6 +385,13 @@ impl Server {
         });
     }
 
+    /// Nobody tries it after all.
+    fn is_not_tried(&self) {
+        if let Some(failed) = locked(&self.failed).as_mut() {
+            failed.is_tried = false;
+        }
+    }
+
     /// Whether it failed and its pause is over; true once for each pause.
     fn is_to_be_tried(&self) -> bool {
         let mut failed = locked(&self.failed);
@@ -353,6 +399,53 @@ impl Server {
             .as_mut()
             .filter(|failed| failed.is_over() && !failed.is_tried);
         over.map(|failed| failed.is_tried = true).is_some()
+    }
+}
+
+/// A connection that a task opens ahead of dials.
+struct Opening<'a>(&'a Servers);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.ready().opening -= 1;
+    }
+}
+
+/// Waits for a server on behalf of a dial. Dropped late, with the dial, it is a failure of the server.
+struct Patience<'a> {
+    server: &'a Server,
+    ends: Instant,
+    waits: bool,
+}
+
+impl<'a> Patience<'a> {
+    fn new(server: &'a Server, patience: Duration) -> Self {
+        Self {
+            server,
+            ends: Instant::now() + patience,
+            waits: true,
+        }
+    }
+
+    fn is_over(mut self) {
+        self.waits = false;
+    }
+}
+
+impl Drop for Patience<'_> {
+    fn drop(&mut self) {
+        if self.waits && Instant::now() >= self.ends {
+            let why = format!("{} gives no answer", self.server.address);
+            self.server.has_failed(&DialFailure::NoServer(why));
+        }
+    }
+}
+
+fn give_up_unacknowledged(stream: &ByteStream, within: Option<Duration>) {
+    if let Some(socket) = stream.tcp()
+        && let Err(error) = socket::set_acknowledged_within(socket, within)
+    {
+        tracing::debug!(%error, "cannot tune a server connection");
     }
 }
 

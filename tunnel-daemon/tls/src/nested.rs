@@ -7,14 +7,40 @@ use std::sync::Arc;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::cipher::{provider, versions};
+use crate::stream::ByteStream;
 use crate::tls::{TlsFiles, refused};
 use crate::tls_error::TlsError;
 use crate::{ca, verifier};
 use adit_config::tls_policy::TlsPolicy;
+
+/// A connection of any depth: a socket, TLS over it, or TLS in a tunnel over that.
+pub trait Nested: AsyncRead + AsyncWrite + Send + Unpin {
+    /// The TCP socket at the bottom, if there is one.
+    fn tcp(&self) -> Option<&TcpStream>;
+}
+
+impl Nested for ByteStream {
+    fn tcp(&self) -> Option<&TcpStream> {
+        Self::tcp(self)
+    }
+}
+
+impl Nested for Box<dyn Nested> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        (**self).tcp()
+    }
+}
+
+impl<S: Nested> Nested for TlsStream<S> {
+    fn tcp(&self) -> Option<&TcpStream> {
+        self.get_ref().0.tcp()
+    }
+}
 
 /// Where systems and operators of clusters keep the certificates that they trust.
 const BUNDLES: [&str; 4] = [
@@ -69,10 +95,11 @@ impl SystemTrust {
     ///
     /// # Errors
     /// The handshake fails.
-    pub async fn connect<S>(&self, name: ServerName<'static>, io: S) -> io::Result<TlsStream<S>>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    pub async fn connect<S: Nested>(
+        &self,
+        name: ServerName<'static>,
+        io: S,
+    ) -> io::Result<TlsStream<S>> {
         TlsConnector::from(Arc::clone(&self.0))
             .connect(name, io)
             .await

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use adit_core::session::{ProcessBudget, QUEUE_MIN_BYTES, Queued, TunnelEnd};
-use adit_relay::{BufferSizes, SocketBuffers, tcp_state};
+use adit_relay::{BufferSizes, SocketBuffers, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
@@ -17,10 +17,11 @@ use crate::closing::{end_on_close, reset_on_close};
 use crate::incoming::Incoming;
 use crate::watch::{LaneWatch, Probe};
 use adit_config::limits;
+use adit_net::socket::LANE_SILENCE_MAX;
 use adit_telemetry::tunnels::PathQuality;
 use adit_tls::blocks::BlockReader;
+use adit_tls::nested::Nested;
 use adit_tls::outbox::Outbox;
-use adit_tls::stream::ByteStream;
 
 /// Pieces that an endpoint may queue: each takes memory beside its bytes.
 const QUEUE_PIECES_MAX: usize = 4096;
@@ -28,7 +29,7 @@ const QUEUE_PIECES_MAX: usize = 4096;
 /// A connection to a server that has become a tunnel.
 pub struct ServerConnection {
     /// The connection. Dropped before its end it is reset.
-    pub stream: ByteStream,
+    pub stream: Box<dyn Nested>,
     /// What the target has sent already.
     pub early: Bytes,
     /// How long a half-closed tunnel may be silent.
@@ -71,6 +72,10 @@ pub(super) struct ServerPath {
     timer: Option<Pin<Box<Sleep>>>,
     /// Bytes moved since the timer was set.
     moved: bool,
+    /// Bytes in flight when the timer was set: fewer mean progress.
+    on_the_way: usize,
+    /// Bytes in flight at the watch's last check: behind a slow reader they shrink for minutes before more are taken.
+    on_the_way_seen: usize,
     /// Bytes given to the endpoint that its socket has not taken yet.
     held: u64,
     queued: Queued,
@@ -78,11 +83,11 @@ pub(super) struct ServerPath {
 }
 
 impl ServerPath {
-    pub(super) fn new(connection: ServerConnection) -> Self {
+    pub(super) fn new(mut connection: ServerConnection) -> Self {
         if let Some(socket) = connection.stream.tcp() {
             reset_on_close(socket);
         }
-        let early = connection.early.clone();
+        let early = std::mem::take(&mut connection.early);
         connection.budget.hold(early.len() as u64);
         Self {
             probe: connection.watch.enter(CancellationToken::new()),
@@ -101,6 +106,8 @@ impl ServerPath {
             end_waits: false,
             timer: None,
             moved: false,
+            on_the_way: 0,
+            on_the_way_seen: 0,
             buffers: SocketBuffers::default(),
             connection,
         }
@@ -234,20 +241,35 @@ impl ServerPath {
         if self.end.is_none() {
             if self.connection.watch.is_shutting_down() {
                 self.cut(TunnelEnd::Shutdown);
-            } else if self.probe.is_troubled() && self.peer_is_gone() {
+            } else if (self.full || self.probe.is_troubled()) && self.peer_is_gone() {
                 self.cut(TunnelEnd::LaneLost);
             }
         }
         if self.full {
-            self.check = Some(std::mem::take(&mut self.sent));
+            let on_the_way = self.bytes_on_the_way();
+            let moves = on_the_way < self.on_the_way_seen;
+            self.on_the_way_seen = on_the_way;
+            self.check = Some(std::mem::take(&mut self.sent) || moves);
         }
         cx.waker().wake_by_ref();
     }
 
-    /// For a connection that is not read at the moment, whose loss nothing else shows.
+    /// For a connection that is not read at the moment, or takes nothing. A peer that lives but does not read answers window
+    /// probes, however rare they are.
     fn peer_is_gone(&self) -> bool {
+        let Some(socket) = self.connection.stream.tcp() else {
+            return false;
+        };
+        let is_silent = tcp_state(socket)
+            .is_ok_and(|state| state.is_unanswered && state.silent_for > LANE_SILENCE_MAX);
+        is_silent || !matches!(socket.take_error(), Ok(None))
+    }
+
+    /// Bytes that the server's kernel has not acknowledged, with those queued here.
+    fn bytes_on_the_way(&self) -> usize {
         let socket = self.connection.stream.tcp();
-        socket.is_some_and(|socket| !matches!(socket.take_error(), Ok(None)))
+        let sent = socket.and_then(|socket| unacknowledged_bytes(socket).ok());
+        self.out.bytes() + sent.unwrap_or(0)
     }
 
     /// The endpoint's own socket takes no bytes at present.
@@ -358,17 +380,21 @@ impl ServerPath {
 
     /// Whether nothing has moved for `limit`; if not, the timer wakes the task to check again.
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
-        let timer = self.timer.get_or_insert_with(|| {
+        let mut timer = self.timer.take().unwrap_or_else(|| {
             self.moved = false;
+            self.on_the_way = self.bytes_on_the_way();
             Box::pin(tokio::time::sleep(limit))
         });
         while timer.as_mut().poll(cx).is_ready() {
+            let on_the_way = self.bytes_on_the_way();
+            self.moved |= on_the_way < self.on_the_way;
+            self.on_the_way = on_the_way;
             if !std::mem::take(&mut self.moved) {
-                self.timer = None;
                 return true;
             }
             timer.as_mut().reset(Instant::now() + limit);
         }
+        self.timer = Some(timer);
         false
     }
 

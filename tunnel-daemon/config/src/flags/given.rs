@@ -23,6 +23,7 @@ pub(super) const RESTRICTIONS: &[&str] = &[
     "agent-deny",
     "agent-proof",
     "cluster-ca-cert",
+    "frontend-users",
     "proxy-strategies",
     "redirect-on-failure",
     "server-ca-cert",

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use adit_core::grant::ClientRules;
 use adit_kube::access::Source;
+use ipnet::IpNet;
 use uuid::Uuid;
 
 use super::options::options;
@@ -52,6 +53,8 @@ options! {
         serving_port: Uint("serving-port", "port of this proxy") = 8090_u64;
         cloud_apis: Bool("connect-directly-to-cloud-apis", "reach APIs of AWS, Azure and IBM Cloud directly, or by the proxy of the environment");
         prefer_ipv4: Bool("prefer-ipv4", "try a name's IPv4 addresses first");
+        // Adit's flag, which theirs do not have.
+        direct_allow: Repeated("direct-allow", "a private network that connections past the tunnel may reach; repeatable");
         ca_cert: Text("ca-cert-path", "CA bundle of the server's certificate") = "/etc/konnectivity/proxy-ca/ca.crt";
         tls_cert: Text("tls-cert-path", "client certificate") = "/etc/konnectivity/proxy-client/tls.crt";
         tls_key: Text("tls-key-path", "key of --tls-cert-path") = "/etc/konnectivity/proxy-client/tls.key";
@@ -137,7 +140,7 @@ impl Socks5Options {
             NamesPlan {
                 suffixes: Vec::new(),
                 resolver: Resolver::Guest,
-                services: Some(kubeconfig(env)),
+                services: Some(kubeconfig(env)?),
                 guest_dns: self.guest_dns.then(GuestDns::of_openshift),
                 unresolved: if self.guest_dns {
                     Resolver::Agent
@@ -158,7 +161,7 @@ impl HttpsOptions {
         let names = NamesPlan {
             suffixes: Vec::new(),
             resolver: Resolver::Guest,
-            services: Some(kubeconfig(env)),
+            services: Some(kubeconfig(env)?),
             guest_dns: Some(GuestDns::of_openshift()),
             unresolved: Resolver::Here,
             falls_back: false,
@@ -178,12 +181,44 @@ impl HttpsOptions {
     }
 }
 
-/// Access to the guest cluster's API.
-fn kubeconfig(env: &dyn Fn(&str) -> Option<String>) -> Source {
-    Source::of_flag(&env("KUBECONFIG").unwrap_or_default())
+/// Access to the guest cluster's API. The file may come later.
+fn kubeconfig(env: &dyn Fn(&str) -> Option<String>) -> Result<Source, ConfigError> {
+    match env("KUBECONFIG").filter(|path| !path.is_empty()) {
+        Some(path) => Ok(Source::Kubeconfig(PathBuf::from(path))),
+        // In this pod it would be the API of the management cluster.
+        None => Err(ConfigError::new(
+            "KUBECONFIG is not set: it names the file with access to the guest cluster; socks5 does without by --disable-resolver",
+        )),
+    }
 }
 
 impl SharedOptions {
+    fn direct_allowed(&self) -> Result<Vec<IpNet>, ConfigError> {
+        let networks = self.direct_allow.iter().map(|text| {
+            let network = text.parse();
+            network.map_err(|_bad| {
+                ConfigError::new(format!(
+                    "--direct-allow {text:?} is no network: write 10.0.0.0/16"
+                ))
+            })
+        });
+        networks.collect()
+    }
+
+    /// Probes and metrics, where the environment asks for them: theirs have none, and the pod's ports may be taken.
+    fn health(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<BindAddress>, ConfigError> {
+        let Some(text) = env(HEALTH_PORT).filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        let host = BindHost::Any;
+        let port = text.parse().map_err(|_bad| {
+            ConfigError::new(format!(
+                "{HEALTH_PORT} {text:?} is no port: write 1 to 65535"
+            ))
+        })?;
+        Ok(Some(BindAddress { host, port }))
+    }
+
     fn settings(
         &self,
         dialect: Dialect,
@@ -239,7 +274,7 @@ impl SharedOptions {
             names,
             direct: DirectPlan {
                 cloud_apis: self.cloud_apis,
-                allowed: Vec::new(),
+                allowed: self.direct_allowed()?,
                 proxy: ForwardProxy {
                     no_proxy: None,
                     ..ForwardProxy::from_env(env)
@@ -249,7 +284,7 @@ impl SharedOptions {
             dial_timeout: limits::SIDECAR_DIAL_TIMEOUT,
             pending_dials_max: PENDING_DIALS,
             spare_connections: limits::SPARE_CONNECTIONS,
-            health: None,
+            health: Self::health(env)?,
             admin_socket: AdminSocketPlan::Off,
             quotes_servers: true,
             data_path: DataPathPlan::NONE,
@@ -265,4 +300,6 @@ impl SharedOptions {
     }
 }
 
+/// As the flag of `adit proxy`.
+const HEALTH_PORT: &str = "ADIT_HEALTH_PORT";
 const PENDING_DIALS: NonZeroU32 = NonZeroU32::new(limits::PROXY_PENDING_DIALS).expect("not zero");

@@ -5,7 +5,7 @@
 
 use std::net::Ipv6Addr;
 
-use adit_core::target::is_host_name;
+use adit_core::target::{Target, is_host_name};
 use http::header::{
     CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
@@ -234,6 +234,57 @@ pub(super) fn for_target(
     request.headers.append(VIA, by(request.version, via));
     request.version = Version::HTTP_11;
     Ok(upgrade.is_some())
+}
+
+/// For the fuzz target and the test that replays its corpus: `data` is a request head.
+///
+/// # Panics
+/// When a target would get a request that reads two ways, or what was meant for this proxy.
+pub fn fuzz_entry(data: &[u8]) {
+    let mut fields = [httparse::EMPTY_HEADER; 64];
+    let mut read = httparse::Request::new(&mut fields);
+    let (Ok(httparse::Status::Complete(_)), Some(method), Some(path)) =
+        (read.parse(data), read.method, read.path)
+    else {
+        return;
+    };
+    let mut builder = request::Builder::new().method(method).uri(path);
+    for field in read.headers.iter() {
+        builder = builder.header(field.name, field.value);
+    }
+    let Ok(request) = builder.body(()) else {
+        return;
+    };
+    let (mut parts, ()) = request.into_parts();
+    let target = match asked(&parts) {
+        Ok(Asked::Request(target)) => target,
+        Ok(Asked::Tunnel(target)) => return assert!(is_plain(&target), "{target:?}"),
+        Err(_refused) => return,
+    };
+    assert!(is_plain(&target), "{target:?}");
+    if for_target(&mut parts, &target, &HeaderValue::from_static("fuzz")).is_err() {
+        return;
+    }
+    let count = |name: &HeaderName| parts.headers.get_all(name).iter().count();
+    assert_eq!(count(&HOST), 1, "{parts:?}");
+    assert_eq!(count(&PROXY_AUTHORIZATION), 0, "{parts:?}");
+    assert!(
+        count(&CONTENT_LENGTH) + count(&TRANSFER_ENCODING) <= 1,
+        "{parts:?}"
+    );
+    assert!(parts.uri.authority().is_none(), "{parts:?}");
+    assert!(
+        tokens(&parts.headers, &CONNECTION).all(|own| own == "upgrade" || own == "te"),
+        "{parts:?}"
+    );
+}
+
+/// Whether a target is `host:port`, and nothing else.
+fn is_plain(target: &str) -> bool {
+    let is_clean = target
+        .bytes()
+        .all(|octet| octet.is_ascii_graphic() && !b"@/?#".contains(&octet));
+    is_clean && Target::parse(target).is_ok_and(|target| target.port > 0)
 }
 
 /// Turns the request of `target` into one for a proxy before it: with a whole URL, and what that proxy alone is told.

@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::support::api::FakeApi;
 use crate::support::clients::Io;
 use crate::support::connect::read_head;
-use crate::support::skip::{skip, skip_unprivileged};
+use crate::support::skip::{finds_program, skip, skip_unprivileged};
 use crate::support::socks5::{ask, echo, hello};
 use crate::support::wait::{until, within};
 use crate::support::world::World;
@@ -189,6 +189,13 @@ async fn dial(proxy: &RunningProxy, host: &str, port: u16) -> (TcpStream, u8) {
     (io, code)
 }
 
+async fn until_dialled(proxy: &RunningProxy, host: &str, port: u16) {
+    within("the name is known", async {
+        while dial(proxy, host, port).await.1 != 0 {}
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_is_known_by_name_from_a_watch_and_other_names_by_the_clusters_dns() {
     // On this address alone.
@@ -245,12 +252,9 @@ async fn a_service_is_known_by_name_from_a_watch_and_other_names_by_the_clusters
         assert_eq!(dial(&proxy, host, port).await.1, code, "{host}");
     }
     // A Service that comes, one that moves.
-    site.put_service("shop", "new", "127.0.0.1");
     site.put_service("shop", "web", "127.0.0.9");
-    let mut code = 4;
-    while code != 0 {
-        code = dial(&proxy, "new.shop.svc", port).await.1;
-    }
+    site.put_service("shop", "new", "127.0.0.1");
+    until_dialled(&proxy, "new.shop.svc", port).await;
     assert_eq!(
         dial(&proxy, "web.shop.svc", port).await.1,
         5,
@@ -318,9 +322,27 @@ async fn a_dns_that_answers_is_final_and_one_that_does_not_opens_no_way_into_thi
     dns.set(&own, Answer::Failure);
     assert_eq!(dial(&strict, &own, port).await.1, 4);
     assert_eq!(dial(&strict, "127.0.0.1", port).await.1, 0);
-    // Here the name has an address, which is none of the public internet.
+    // Here the name has an address, which is none of the public internet. What needs no name server stays in the tunnel.
     assert_eq!(dial(&lenient, &own, port).await.1, 2);
-    assert_eq!(dial(&lenient, "127.0.0.1", port).await.1, 2);
+    assert_eq!(
+        dial(&lenient, "idp.example", port).await.1,
+        1,
+        "nobody knows it here"
+    );
+    assert_eq!(dial(&lenient, "127.0.0.1", port).await.1, 0);
+    site.put_service("shop", "web", "127.0.0.1");
+    until_dialled(&lenient, "web.shop", port).await;
+    // Whoever may change Services does not lead dials past the tunnel.
+    site.put_service("openshift-dns", "dns-default", "None");
+    let without = site.sidecar(&with_fallback).await;
+    until_dialled(&without, &own, port).await;
+    let allowed = site
+        .sidecar(&[&with_fallback[..], &["--direct-allow=127.0.0.0/8"]].concat())
+        .await;
+    site.put_service("openshift-dns", "dns-default", GUEST);
+    until_dialled(&allowed, &own, port).await;
+    let by_hand = "adit_tunnels_opened_total{path=\"server\"}";
+    assert!(adit_testkit::scrape::sample(&allowed.metrics.scrape().text(), by_hand).is_some());
     drop(serving);
 }
 
@@ -366,10 +388,7 @@ async fn a_kubeconfig_that_comes_late_is_found() {
     let proxy = site.sidecar(&[SOCKS5, "run"]).await;
     assert_eq!(dial(&proxy, "127.0.0.1", port).await.1, 0);
     site.api.write_kubeconfig(&kubeconfig);
-    let mut code = 1;
-    while code != 0 {
-        code = dial(&proxy, "web.shop", port).await.1;
-    }
+    until_dialled(&proxy, "web.shop", port).await;
 }
 
 /// A customer's proxy: remembers what it is asked for, and connects every CONNECT to one port.
@@ -505,4 +524,172 @@ async fn a_customers_proxy_behind_the_tunnel_gets_requests_and_tunnels_with_its_
         proxy.metrics.adit().open_tunnels().all().is_empty()
     })
     .await;
+}
+
+fn digest(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut text = "sha256:".to_owned();
+    for octet in aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, bytes).as_ref() {
+        let _infallible = write!(text, "{octet:02x}");
+    }
+    text
+}
+
+/// An image `app:1` of one layer, by the paths of a registry (OCI distribution, version 1).
+fn image() -> HashMap<String, Vec<u8>> {
+    let layer = targets::pattern(0, 400_000);
+    let config = json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]}});
+    let config = config.to_string().into_bytes();
+    let part = |kind: &str, bytes: &[u8]| json!({"mediaType": kind, "size": bytes.len(), "digest": digest(bytes)});
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": part("application/vnd.oci.image.config.v1+json", &config),
+        "layers": [part("application/vnd.oci.image.layer.v1.tar", &layer)],
+    });
+    let blob = |bytes: &[u8]| format!("/v2/app/blobs/{}", digest(bytes));
+    HashMap::from([
+        ("/v2/".to_owned(), b"{}".to_vec()),
+        (
+            "/v2/app/manifests/1".to_owned(),
+            manifest.to_string().into_bytes(),
+        ),
+        (blob(&config), config),
+        (blob(&layer), layer),
+    ])
+}
+
+/// Answers requests until the client closes.
+async fn registry(
+    mut stream: impl Io,
+    image: Arc<HashMap<String, Vec<u8>>>,
+) -> std::io::Result<()> {
+    loop {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await?);
+        }
+        let head = String::from_utf8_lossy(&head).into_owned();
+        let path = head.split_whitespace().nth(1).unwrap_or_default();
+        let (status, body) = match image.get(path) {
+            Some(body) => ("200 OK", body.clone()),
+            None => ("404 Not Found", Vec::new()),
+        };
+        let kind = "application/vnd.oci.image.manifest.v1+json";
+        let answer = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(answer.as_bytes()).await?;
+        stream.write_all(&body).await?;
+        stream.flush().await?;
+    }
+}
+
+/// As a component of the control plane pulls release images: by the sidecar, the tunnel and the customer's proxy, with TLS to the
+/// registry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn skopeo_copies_an_image_through_the_customers_proxy() {
+    if !finds_program(
+        "skopeo",
+        "skopeo_copies_an_image_through_the_customers_proxy",
+    ) {
+        return;
+    }
+    let site = Site::start().await;
+    let (image, acceptor) = (Arc::new(image()), tls::acceptor(&site.world, "server"));
+    let shared = Arc::clone(&image);
+    let (port, _registry) = targets::serve(move |stream| {
+        let (image, acceptor) = (Arc::clone(&shared), acceptor.clone());
+        async move { registry(acceptor.accept(stream).await?, image).await }
+    })
+    .await;
+    let customer = Customer::default();
+    let one = customer.clone();
+    let (at_customer, _customer) =
+        targets::serve(move |stream| one.clone().serve(stream, port)).await;
+    let https = format!("http://user:p%40ss@127.0.0.1:{at_customer}");
+    let proxy = site.sidecar(&[HTTPS, "run", "--https-proxy", &https]).await;
+    let (out, certs) = (
+        site.world.dir.path().join("image"),
+        site.world.dir.path().join("trusted"),
+    );
+    std::fs::create_dir(&certs).unwrap();
+    std::fs::copy(site.world.files.ca_file(), certs.join("ca.crt")).unwrap();
+    let (to, trusted, by) = (
+        format!("dir:{}", out.display()),
+        certs.display().to_string(),
+        format!("http://{}", at(&proxy)),
+    );
+    let copied = tokio::task::spawn_blocking(move || {
+        std::process::Command::new("timeout")
+            .args([
+                "60",
+                "skopeo",
+                "--insecure-policy",
+                "copy",
+                "--src-cert-dir",
+                &trusted,
+                "docker://server.test/app:1",
+                &to,
+            ])
+            .env("HTTPS_PROXY", by)
+            .output()
+            .expect("timeout(1) is there")
+    });
+    let output = copied.await.unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for (path, bytes) in image.iter().filter(|(path, _)| path.contains("sha256:")) {
+        let (_, name) = path.split_once("sha256:").unwrap();
+        assert!(std::fs::read(out.join(name)).unwrap() == *bytes, "{path}");
+    }
+    let asked = customer.heads();
+    assert!(
+        !asked.is_empty()
+            && asked
+                .iter()
+                .all(|head| head.starts_with("CONNECT server.test:443 ")),
+        "{asked:?}"
+    );
+}
+
+#[test]
+fn the_operator_whose_place_adit_takes_does_the_rest() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let (operator, original) = (
+        dir.path().join("control-plane-operator"),
+        dir.path().join("control-plane-operator.original"),
+    );
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_adit"), &operator).unwrap();
+    let run = |args: &[&str]| {
+        let output = std::process::Command::new(&operator)
+            .args(args)
+            .output()
+            .unwrap();
+        let (out, err) = (output.stdout, output.stderr);
+        let text = [out, err].map(|text| String::from_utf8_lossy(&text).into_owned());
+        (output.status.code(), text)
+    };
+    let (code, [_out, err]) = run(&["run"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("control-plane-operator.original"), "{err}");
+    std::fs::write(&original, "#!/bin/sh\necho original \"$@\"; exit 7\n").unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&original, executable).unwrap();
+    for args in [&["run", "--namespace", "clusters"][..], &[], &["--help"]] {
+        let (code, [out, _err]) = run(args);
+        assert_eq!(
+            (code, out.trim_end()),
+            (Some(7), format!("original {}", args.join(" ")).trim_end())
+        );
+    }
+    for name in [SOCKS5, HTTPS] {
+        let (code, [out, _err]) = run(&[name, "--help"]);
+        assert_eq!(code, Some(0));
+        assert!(out.contains(&format!("{name} run [flags]")), "{out}");
+    }
 }

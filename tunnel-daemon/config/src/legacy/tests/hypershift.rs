@@ -315,6 +315,19 @@ fn what_cannot_be_used_is_named() {
         );
         assert_eq!(error.exit_code(), 1, "{argv:?}");
     }
+    let nothing = |_name: &str| None;
+    let all = [HTTPS]
+        .into_iter()
+        .chain(files.1.iter().map(String::as_str));
+    let error = parse(all.map(OsString::from), &nothing).unwrap_err();
+    assert!(
+        error.message().starts_with("KUBECONFIG is not set"),
+        "{}",
+        error.message()
+    );
+    let argv = [SOCKS5, "--disable-resolver"].into_iter();
+    let all = argv.chain(files.1.iter().map(String::as_str));
+    assert!(parse(all.map(OsString::from), &nothing).is_ok());
     let error = command(&[SOCKS5, "run"]).unwrap_err();
     assert!(
         error

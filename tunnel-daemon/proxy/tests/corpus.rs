@@ -13,6 +13,8 @@ const TARGETS: &[(&str, Entry)] = &[
     ("header_rewrite", adit_core::http2::fuzz_entry),
     ("connect_request", adit_core::connect::fuzz_entry),
     ("socks5", adit_core::socks5::fuzz_entry),
+    ("connect_answer", adit_proxy::connect::fuzz_entry),
+    ("absolute_form", adit_proxy::http::fuzz_entry),
     ("packet", wire::decode::fuzz::fuzz_entry),
     ("metadata", wire::metadata::fuzz::fuzz_entry),
     ("lane", adit_core::lane::fuzz::fuzz_entry),
@@ -63,6 +65,16 @@ fn connect_request_takes_its_corpus() {
 #[test]
 fn socks5_takes_its_corpus() {
     replay_target("socks5");
+}
+
+#[test]
+fn connect_answer_takes_its_corpus() {
+    replay_target("connect_answer");
+}
+
+#[test]
+fn absolute_form_takes_its_corpus() {
+    replay_target("absolute_form");
 }
 
 #[test]
