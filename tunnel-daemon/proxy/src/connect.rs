@@ -187,16 +187,15 @@ mod tests {
         let (mut near, mut far) = tokio::io::duplex(64 * 1024);
         let (first, second) = answer.split_at(at.min(answer.len()));
         let (first, second) = (first.to_vec(), second.to_vec());
-        let other = tokio::spawn(async move {
+        let other = async move {
             let mut request = [0; REQUEST.len()];
             far.read_exact(&mut request).await.unwrap();
             assert_eq!(&request, REQUEST);
             far.write_all(&first).await.unwrap();
             tokio::task::yield_now().await;
             far.write_all(&second).await.unwrap();
-        });
-        let outcome = open_tunnel(&mut near, "web:80", None).await;
-        other.await.unwrap();
+        };
+        let (outcome, ()) = tokio::join!(open_tunnel(&mut near, "web:80", None), other);
         outcome
     }
 

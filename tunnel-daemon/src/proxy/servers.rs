@@ -203,7 +203,7 @@ impl Servers {
         let patience = Patience::new(server, PATIENCE);
         let connecting = self.connector.connect_client(&server.address);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connecting).await;
-        patience.is_over();
+        patience.ends();
         match connected {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(DialFailure::NoServer(error.to_string())),
@@ -226,7 +226,7 @@ impl Servers {
         give_up_unacknowledged(&stream, Some(REQUEST_WITHIN));
         let patience = Patience::new(server, ANSWER_WITHIN);
         let answered = open_tunnel(&mut stream, target, None).await;
-        patience.is_over();
+        patience.ends();
         match answered {
             Ok(early) => {
                 // From here on a peer may take its time to read.
@@ -427,7 +427,7 @@ impl<'a> Patience<'a> {
         }
     }
 
-    fn is_over(mut self) {
+    fn ends(mut self) {
         self.waits = false;
     }
 }

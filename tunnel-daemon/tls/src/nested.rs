@@ -76,7 +76,8 @@ impl SystemTrust {
             roots.add_parsable_certificates(ca::certificates(bytes));
         }
         if roots.is_empty() {
-            let path = paths.first().copied().unwrap_or(Path::new(SYSTEM_BUNDLE));
+            let path = paths.first().copied();
+            let path = path.unwrap_or_else(|| Path::new(SYSTEM_BUNDLE));
             return Err(TlsError::NoCertificate {
                 path: path.to_owned(),
             });

@@ -206,13 +206,9 @@ async fn a_reset_is_no_end_of_file_and_a_half_close_is_one_way() {
     .await;
 }
 
-async fn readiness(proxy: &RunningProxy, path: &'static str) -> Answer {
+fn readiness(proxy: &RunningProxy, path: &'static str) -> Answer {
     let health = proxy.health.expect("a port");
-    let asked = tokio::task::spawn_blocking(move || http::get(health, path));
-    within("an answer", asked)
-        .await
-        .unwrap()
-        .expect("an answer")
+    http::get(health, path).expect("an answer")
 }
 
 /// Another server of the same files, whose frontend for proxies has this port.
@@ -247,7 +243,7 @@ async fn a_dial_goes_to_a_server_that_answers_and_has_an_agent() {
         assert_eq!(code, 0);
         echo(&mut io, 1000).await;
     }
-    let ready = readiness(&proxy, "/readyz?verbose").await;
+    let ready = readiness(&proxy, "/readyz?verbose");
     assert_eq!(ready.status, 200, "{}", ready.text);
     assert!(
         ready.text.contains(&format!("[+]server {}", servers[3])),
@@ -278,7 +274,7 @@ async fn a_server_that_restarts_costs_no_dial_behind_its_start() {
     agent.stop().await;
     let (_io, code) = dial(&proxy, "127.0.0.1", port).await;
     assert_eq!(code, 1, "nobody is there");
-    let ready = readiness(&proxy, "/readyz").await;
+    let ready = readiness(&proxy, "/readyz");
     assert_eq!(ready.status, 500, "{}", ready.text);
 
     let again = server_at(&world, "-b.sock", at.port()).await;

@@ -42,7 +42,10 @@ struct NameServer {
 
 impl NameServer {
     fn set(&self, name: &str, answer: Answer) {
-        self.answers.lock().unwrap().insert(name.to_owned(), answer);
+        self.answers
+            .lock()
+            .expect("no test panics with it")
+            .insert(name.to_owned(), answer);
     }
 
     fn asked(&self) -> usize {
@@ -60,7 +63,7 @@ impl NameServer {
                     stream.read_exact(&mut question).await?;
                     let answer = this.answer(&question);
                     stream
-                        .write_u16(u16::try_from(answer.len()).unwrap())
+                        .write_u16(u16::try_from(answer.len()).expect("a short answer"))
                         .await?;
                     stream.write_all(&answer).await?;
                 }
@@ -77,7 +80,12 @@ impl NameServer {
             at = end;
         }
         let asks_v4 = question[at + 1..at + 3] == [0, 1];
-        let known = self.answers.lock().unwrap().get(&labels.join(".")).cloned();
+        let known = self
+            .answers
+            .lock()
+            .expect("no test panics with it")
+            .get(&labels.join("."))
+            .cloned();
         self.asked.fetch_add(1, Relaxed);
         let (code, addresses) = match known {
             Some(Answer::Has(ips)) if asks_v4 => (0, ips),
@@ -92,7 +100,7 @@ impl NameServer {
             0,
             1,
             0,
-            u8::try_from(addresses.len()).unwrap(),
+            u8::try_from(addresses.len()).expect("few"),
             0,
             0,
             0,
@@ -134,7 +142,12 @@ impl Site {
 
     fn put_service(&self, namespace: &str, name: &str, ip: &str) {
         let service = json!({"metadata": {"namespace": namespace}, "spec": {"clusterIP": ip, "clusterIPs": [ip]}});
-        self.api.state.lock().unwrap().services.put(name, service);
+        self.api
+            .state
+            .lock()
+            .expect("the state")
+            .services
+            .put(name, service);
     }
 
     /// The plan of a sidecar on a free port.
@@ -402,7 +415,7 @@ impl Customer {
         let is_known = head
             .to_lowercase()
             .contains("proxy-authorization: basic dxnlcjpwqhnz");
-        self.0.lock().unwrap().push(head);
+        self.0.lock().expect("no test panics with it").push(head);
         if !is_known {
             let refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"x\"\r\nContent-Length: 0\r\n\r\n";
             return stream.write_all(refusal).await;
@@ -421,7 +434,7 @@ impl Customer {
     }
 
     fn heads(&self) -> Vec<String> {
-        std::mem::take(&mut *self.0.lock().unwrap())
+        std::mem::take(&mut *self.0.lock().expect("no test panics with it"))
     }
 }
 
@@ -621,23 +634,20 @@ async fn skopeo_copies_an_image_through_the_customers_proxy() {
         certs.display().to_string(),
         format!("http://{}", at(&proxy)),
     );
-    let copied = tokio::task::spawn_blocking(move || {
-        std::process::Command::new("timeout")
-            .args([
-                "60",
-                "skopeo",
-                "--insecure-policy",
-                "copy",
-                "--src-cert-dir",
-                &trusted,
-                "docker://server.test/app:1",
-                &to,
-            ])
-            .env("HTTPS_PROXY", by)
-            .output()
-            .expect("timeout(1) is there")
-    });
-    let output = copied.await.unwrap();
+    let output = std::process::Command::new("timeout")
+        .args([
+            "60",
+            "skopeo",
+            "--insecure-policy",
+            "copy",
+            "--src-cert-dir",
+            &trusted,
+            "docker://server.test/app:1",
+            &to,
+        ])
+        .env("HTTPS_PROXY", by)
+        .output()
+        .expect("timeout(1) is there");
     assert!(
         output.status.success(),
         "{}",
