@@ -419,3 +419,126 @@ impl Drop for ServerPath {
         self.release(self.held);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use adit_tls::stream::{ByteStream, PeerAddr, Socket};
+    use futures_util::poll;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::endpoint::Endpoint;
+
+    /// An endpoint, and the server's end of its connection.
+    async fn pair(early: &'static [u8]) -> (Endpoint, TcpStream, Arc<ProcessBudget>) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap());
+        let (near, far) = tokio::join!(near, listener.accept());
+        let (near, (far, _address)) = (near.unwrap(), far.unwrap());
+        let peer = PeerAddr::Tcp(near.peer_addr().unwrap());
+        let budget = Arc::new(ProcessBudget::new(1 << 30));
+        let endpoint = Endpoint::on_server(ServerConnection {
+            stream: Box::new(ByteStream::Plain(Socket::Tcp(near), peer)),
+            early: Bytes::from_static(early),
+            silence_max: Duration::from_secs(300),
+            budget: Arc::clone(&budget),
+            watch: Arc::default(),
+        });
+        (endpoint, far, budget)
+    }
+
+    /// The next event, while the endpoint's timers and writes run as in a copy.
+    async fn next(endpoint: &mut Endpoint) -> Incoming {
+        std::future::poll_fn(|cx| {
+            let event = endpoint.poll_recv(cx);
+            endpoint.poll_flush(cx);
+            event
+        })
+        .await
+    }
+
+    #[tokio::test]
+    async fn both_ends_come_in_order_and_early_bytes_first() {
+        let (mut endpoint, mut far, budget) = pair(b"220 ").await;
+        far.write_all(b"ready").await.unwrap();
+        let mut received = Vec::new();
+        while received.len() < 9 {
+            match next(&mut endpoint).await {
+                Incoming::Data(bytes) => {
+                    received.extend_from_slice(&bytes);
+                    endpoint.drained(bytes.len());
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(received, b"220 ready");
+        far.shutdown().await.unwrap();
+        assert_eq!(next(&mut endpoint).await, Incoming::PeerFin);
+        endpoint.send(Bytes::from_static(b"quit"));
+        endpoint.fin();
+        let closed = TunnelEnd::Closed {
+            error: String::new(),
+        };
+        assert_eq!(next(&mut endpoint).await, Incoming::Ended(closed));
+        let mut rest = Vec::new();
+        far.read_to_end(&mut rest).await.unwrap();
+        assert_eq!(rest, b"quit");
+        drop(endpoint);
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_that_is_dropped_resets_the_server_and_a_reset_is_no_end_of_file() {
+        let (endpoint, mut far, budget) = pair(b"early").await;
+        drop(endpoint);
+        assert!(far.read(&mut [0]).await.is_err());
+        assert_eq!(budget.used_bytes(), 0);
+
+        let (mut endpoint, far, _budget) = pair(b"").await;
+        reset_on_close(&far);
+        drop(far);
+        let end = next(&mut endpoint).await;
+        assert!(
+            matches!(&end, Incoming::Ended(TunnelEnd::Reset { .. })),
+            "{end:?}"
+        );
+    }
+
+    /// A server that reads nothing: the endpoint takes no more at some point, and what it holds is counted.
+    #[tokio::test]
+    async fn a_server_that_reads_nothing_holds_up_the_endpoint() {
+        let (mut endpoint, _far, budget) = pair(b"").await;
+        let mut sent = 0;
+        while poll!(std::future::poll_fn(|cx| endpoint.poll_ready(cx))).is_ready() {
+            endpoint.send(Bytes::from(vec![0; 64 * 1024]));
+            std::future::poll_fn(|cx| {
+                endpoint.poll_flush(cx);
+                Poll::Ready(())
+            })
+            .await;
+            sent += 1;
+            assert!(sent < 1000, "no end of it");
+        }
+        assert!(
+            budget.queued_bytes() >= 256 * 1024,
+            "{}",
+            budget.queued_bytes()
+        );
+        drop(endpoint);
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_half_closed_tunnel_without_a_byte_ends_after_its_time() {
+        let (mut endpoint, mut far, _budget) = pair(b"").await;
+        far.shutdown().await.unwrap();
+        assert_eq!(next(&mut endpoint).await, Incoming::PeerFin);
+        let start = Instant::now();
+        assert_eq!(
+            next(&mut endpoint).await,
+            Incoming::Ended(TunnelEnd::HalfClosedIdle)
+        );
+        assert!(start.elapsed() >= Duration::from_secs(300));
+    }
+}
