@@ -47,6 +47,9 @@ const DEMO_FILTER: &str = "warn,adit::dial=error";
 /// perf/results/history.md, "Echo beside bulk".
 const POLLS_BETWEEN_EVENTS: u32 = 8;
 
+/// When a proxy has started, and its tasks have run once.
+const RESTS_AFTER: Duration = Duration::from_secs(2);
+
 /// Runs a parsed command line to its end.
 pub fn run(parsed: Parsed) -> ExitCode {
     let Parsed { command, warnings } = parsed;
@@ -350,12 +353,19 @@ async fn run_proxy(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result<Exit
         admin_socket = or_off(proxy.admin_socket().map(Path::display)),
         "proxy is up"
     );
-    // A small process beside another one: most of what the start needed is not needed again.
-    if let Err(error) = give_back_code() {
-        tracing::debug!(%error, "the code of the start stays in memory");
-    }
     service_manager::ready();
-    signals.next().await;
+    let rests = async {
+        tokio::time::sleep(RESTS_AFTER).await;
+        // A small process beside another one: most of what the start needed is not needed again.
+        if let Err(error) = give_back_code() {
+            tracing::debug!(%error, "the code of the start stays in memory");
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        () = signals.next() => (),
+        () = rests => (),
+    }
     tracing::info!("signal received: shutting down");
     service_manager::stopping();
     let stopped = async {
