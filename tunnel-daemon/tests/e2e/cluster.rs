@@ -289,6 +289,15 @@ impl Cluster {
         self.write_kubeconfig(&user, &format!("127.0.0.1:{port}"), ADMIN_TOKEN)
     }
 
+    /// A kubeconfig of the administrator for the API server as the first node sees it, by this proxy.
+    pub(crate) fn administrator_by(&self, name: &str, proxy: &str) -> PathBuf {
+        let seen = std::fs::read_to_string(self.kubeconfig("node")).expect("it is written");
+        let mut access: Value = serde_json::from_str(&seen).expect("JSON");
+        access["users"][0]["user"]["token"] = json!(ADMIN_TOKEN);
+        access["clusters"][0]["cluster"]["proxy-url"] = json!(proxy);
+        self.token_file(&format!("{name}.kubeconfig"), &access.to_string())
+    }
+
     /// Writes the kubeconfig of a user for the API server at `address`, which includes the port.
     fn write_kubeconfig(&self, user: &str, address: &str, token: &str) -> PathBuf {
         let access = self.access_at(address, token).to_string();

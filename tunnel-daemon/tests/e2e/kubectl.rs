@@ -272,3 +272,46 @@ fn kubectl_works_by_http_connect_with_certificates() {
 fn kubectl_works_by_http_connect_with_tokens_and_certificates() {
     kubectl_works(Mode::HttpConnect, Proof::Both, "http-connect, both");
 }
+
+/// The API server as a node sees it, by proxies of each kind: requests, a long answer, and streams both ways.
+#[test]
+fn kubectl_works_by_a_proxy_url_of_each_kind() {
+    let Some(cluster) = Cluster::of("proxy-url", Mode::Grpc) else {
+        return;
+    };
+    let [http, socks] = [(); 2].map(|()| ports::free());
+    let flags = [
+        format!("--frontend=http-proxy=tcp:127.0.0.1:{http}"),
+        format!("--frontend=socks5=tcp:127.0.0.1:{socks}"),
+        "--insecure-plaintext-frontend".to_owned(),
+    ];
+    let server = cluster.native_server_at([(); 3].map(|()| ports::free()), &flags);
+    let node = Node::start(&cluster, 0);
+    let _agent = cluster.agent_on(&node, &server, Proof::Token);
+    server.links(1.0);
+    for (name, proxy) in [
+        ("by-http", format!("http://127.0.0.1:{http}")),
+        ("by-socks5", format!("socks5://127.0.0.1:{socks}")),
+    ] {
+        let access = cluster.administrator_by(name, &proxy).display().to_string();
+        let access = ["--kubeconfig", &*access];
+        let version = cluster.kubectl(&[&access, &["get", "--raw", "/version"][..]].concat(), None);
+        assert!(version.contains("gitVersion"), "{name}: {version}");
+        let log = cluster.kubectl(
+            &[&access, &["logs", "pod-1", "-c", "main"][..]].concat(),
+            None,
+        );
+        assert_eq!(log.lines().count(), 1000, "{name}");
+        let sent = bytes(251);
+        let echoed = feed(
+            &cluster,
+            &[
+                &access,
+                &["exec", "-i", "pod-1", "-c", "main", "--", "cat"][..],
+            ]
+            .concat(),
+            &sent,
+        );
+        assert!(echoed == sent, "{name}: {} bytes", echoed.len());
+    }
+}

@@ -324,7 +324,7 @@ fn check_of_the_host_prints_verdicts_and_exits_with_the_worst() {
     assert_eq!(output.status.code(), Some(worst), "{lines}");
     let refused = adit(&["check", "demo"]);
     assert_eq!(refused.status.code(), Some(2), "1 is a host that will do");
-    assert!(text(&refused.stderr).contains("write server or agent"));
+    assert!(text(&refused.stderr).contains("write server, agent or proxy"));
     let warned = adit(&["check", "server", "--nonsense"]);
     assert_eq!(warned.status.code(), Some(2));
     let told = text(&warned.stdout);
