@@ -160,7 +160,7 @@ fn each_error_of_a_connection_to_a_server_is_on_the_troubleshooting_page() {
         ConnectorError::Proxy { .. } => ConnectorError::Proxy {
             proxy: "proxy.example:3128".to_owned(),
             target: "server.example:8132".to_owned(),
-            answer: "the proxy answered HTTP/1.1 407".to_owned(),
+            answer: "the proxy answered status 407".to_owned(),
         },
     });
     assert_on_page("## Links", &errors);

@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 use adit_core::lane;
-use adit_core::text::Excerpt;
 use adit_kube::no_proxy::is_excepted;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use adit_proxy::connect::{NoTunnel, open_tunnel};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
@@ -31,9 +30,6 @@ use adit_tls::handshake::{HandshakeError, connect_tls};
 use adit_tls::reload::ReloadableClientTls;
 use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 use adit_tls::tls::server_name;
-
-/// Size limit of a forward proxy's answer, bytes.
-const PROXY_HEAD_BYTES_MAX: usize = 16 * 1024;
 
 /// The part of [`limits::LINK_CONNECT_TIMEOUT`] that all addresses of a name share. The rest is for the lookup, the greeting,
 /// and reporting why the addresses failed.
@@ -360,36 +356,17 @@ impl ServerConnector {
             .map_err(|_bad| failed(format!("the proxy's address has the bad port {port:?}")))?;
         let host = host.trim_matches(['[', ']']);
         let mut tcp = self.any_of(host, port, purpose).await.map_err(failed)?;
-        let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
-        tcp.write_all(request.as_bytes())
-            .await
-            .map_err(|error| failed(error.to_string()))?;
-        let mut head = Vec::new();
-        // Go programs, too, accept lines without a carriage return.
-        while !(head.ends_with(b"\n\r\n") || head.ends_with(b"\n\n")) {
-            // Byte by byte, so that no byte behind the head is consumed; this happens once per connection.
-            let byte = tcp.read_u8().await.map_err(|error| {
-                failed(match error.kind() {
-                    io::ErrorKind::UnexpectedEof => {
-                        "the proxy closed the connection before it answered".to_owned()
-                    }
-                    _ => error.to_string(),
-                })
-            })?;
-            head.push(byte);
-            if head.len() > PROXY_HEAD_BYTES_MAX {
-                return Err(failed("the proxy's answer is too long".to_owned()));
+        match open_tunnel(&mut tcp, target, None).await {
+            Ok(early) if early.is_empty() => Ok(tcp),
+            Ok(_early) => Err(failed("the proxy speaks before it is asked".to_owned())),
+            Err(NoTunnel::Refused { status, .. }) => {
+                Err(failed(format!("the proxy answered status {status}")))
             }
-        }
-        let text = String::from_utf8_lossy(&head);
-        let line = text.lines().next().unwrap_or_default();
-        let mut words = line.split_whitespace();
-        if words.next().is_some_and(|word| word.starts_with("HTTP/1."))
-            && words.next() == Some("200")
-        {
-            Ok(tcp)
-        } else {
-            Err(failed(format!("the proxy answered {}", Excerpt(line))))
+            Err(NoTunnel::Closed) => {
+                let why = "the proxy closed the connection before it answered";
+                Err(failed(why.to_owned()))
+            }
+            Err(other) => Err(failed(other.to_string())),
         }
     }
 }

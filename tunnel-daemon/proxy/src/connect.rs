@@ -43,8 +43,8 @@ pub enum NoTunnel {
     },
 }
 
-/// Asks for a tunnel to `target`, an authority; `authorization` is the value of `Proxy-Authorization`. Returns what the target has sent already. A cancelled call leaves the connection
-/// unusable.
+/// Asks for a tunnel to `target`, an authority; `authorization` is the value of `Proxy-Authorization`. Returns what the target
+/// has sent already. A cancelled call leaves the connection unusable.
 ///
 /// # Errors
 /// See [`NoTunnel`].

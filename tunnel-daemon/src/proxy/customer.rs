@@ -1,5 +1,7 @@
 //! A customer's proxies, which stand behind the tunnel: the HTTP proxy of a hosted control plane reaches other hosts through them.
 
+use std::time::Duration;
+
 use adit_core::failure::DialFailure;
 use adit_core::grant::TargetDenied;
 use adit_core::text::Excerpt;
@@ -13,6 +15,9 @@ use adit_config::tls_policy::TlsPolicy;
 use adit_kube::no_proxy::is_excepted;
 use adit_tls::nested::{Nested, SystemTrust};
 use adit_tls::tls::server_name;
+
+/// Time for a proxy's part of TLS, and for its answer to CONNECT, each.
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 /// See the module.
 pub(super) struct Customer {
@@ -63,7 +68,7 @@ impl Customer {
     /// A connection to the proxy, ready for a request.
     ///
     /// # Errors
-    /// The proxy cannot be reached, or TLS to it fails.
+    /// The proxy cannot be reached, or TLS to it fails or takes too long.
     pub(super) async fn secured(
         &self,
         proxy: &CustomerProxy,
@@ -76,7 +81,7 @@ impl Customer {
         let stream = match (&self.trust, proxy.is_tls) {
             (Some(trust), true) => {
                 let name = server_name(&proxy.host).map_err(|error| failed(proxy, &error))?;
-                let secured = trust.connect(name, stream).await;
+                let secured = in_time(proxy, trust.connect(name, stream)).await?;
                 Box::new(secured.map_err(|error| failed(proxy, &error))?) as Box<dyn Nested>
             }
             _ => stream,
@@ -87,7 +92,7 @@ impl Customer {
     /// A tunnel through the proxy to `target`, an authority.
     ///
     /// # Errors
-    /// The proxy cannot be reached, TLS to it fails, or it refuses.
+    /// The proxy cannot be reached, TLS to it fails, or it refuses or gives no answer.
     pub(super) async fn tunnel(
         &self,
         proxy: &CustomerProxy,
@@ -97,7 +102,7 @@ impl Customer {
         let mut reached = self.secured(proxy, reaching).await?;
         let authorization = proxy.authorization();
         let opening = open_tunnel(&mut reached.stream, target, authorization.as_deref());
-        match opening.await {
+        match in_time(proxy, opening).await? {
             Ok(early) => Ok(Reached { early, ..reached }),
             Err(NoTunnel::Refused { status: 403, body }) => {
                 let text = failed(proxy, &Excerpt(&body)).to_string();
@@ -108,9 +113,57 @@ impl Customer {
     }
 }
 
+/// What comes of waiting for the proxy, which may never answer.
+async fn in_time<T>(
+    proxy: &CustomerProxy,
+    waiting: impl Future<Output = T>,
+) -> Result<T, DialFailure> {
+    let waited = tokio::time::timeout(ANSWER_WITHIN, waiting).await;
+    waited.map_err(|_elapsed| failed(proxy, &"it gives no answer: i/o timeout"))
+}
+
 /// A failure at the proxy, whose words are cut and escaped.
 fn failed(proxy: &CustomerProxy, error: &dyn std::fmt::Display) -> DialFailure {
     let CustomerProxy { host, port, .. } = proxy;
     let error = error.to_string();
     DialFailure::Target(format!("proxy {host}:{port}: {}", Excerpt(&error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use adit_core::ids::AgentId;
+    use adit_testkit::certificates::ThrowawayFiles;
+    use adit_tls::stream::{ByteStream, PeerAddr, Socket};
+    use bytes::Bytes;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_proxy_that_never_answers_fails_the_dial() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let files = ThrowawayFiles::create(&["server".to_owned()]).unwrap();
+        for scheme in ["http", "https"] {
+            let proxy = CustomerProxy::parse(&format!("{scheme}://{address}")).unwrap();
+            let plan = CustomerProxies {
+                https: Some(proxy.clone()),
+                bundle: Some(files.ca_file()),
+                ..CustomerProxies::default()
+            };
+            let customer = Customer::new(&plan, &TlsPolicy::default()).unwrap();
+            let reaching = async {
+                let tcp = TcpStream::connect(address).await.unwrap();
+                Ok(Reached {
+                    stream: Box::new(ByteStream::Plain(Socket::Tcp(tcp), PeerAddr::Tcp(address))),
+                    early: Bytes::new(),
+                    by: AgentId::new("server"),
+                })
+            };
+            let dialled = customer.tunnel(&proxy, "idp.example:443", reaching).await;
+            let failure = dialled.map(|_reached| ()).unwrap_err().to_string();
+            let told = format!("proxy {address}: it gives no answer: i/o timeout");
+            assert_eq!(failure, told, "{scheme}");
+        }
+    }
 }

@@ -91,9 +91,13 @@ impl Direct {
             .as_deref()
             .filter(|_| plan.cloud_apis);
         let proxy = url.map(CustomerProxy::parse).transpose();
+        let proxy = proxy.map_err(|why| anyhow::anyhow!("HTTPS_PROXY {why}"))?;
+        if proxy.as_ref().is_some_and(|proxy| proxy.is_tls) {
+            anyhow::bail!("HTTPS_PROXY names a proxy that is spoken to by TLS: write http://");
+        }
         Ok(Self {
             plan: plan.clone(),
-            proxy: proxy.map_err(|why| anyhow::anyhow!("HTTPS_PROXY {why}"))?,
+            proxy,
             others,
             resolver,
             own_sockets,
@@ -165,9 +169,6 @@ impl Direct {
             let error = error.to_string();
             DialFailure::Target(format!("proxy of HTTPS_PROXY: {}", Excerpt(&error)))
         };
-        if proxy.is_tls {
-            return Err(failed(&"only http:// proxies are supported here"));
-        }
         let ips = match proxy.host.parse::<IpAddr>() {
             Ok(ip) => vec![ip],
             Err(_name) => {
@@ -267,7 +268,11 @@ fn embedded(ip: Ipv6Addr) -> Option<Ipv4Addr> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
     use super::*;
+    use adit_config::plan::ForwardProxy;
 
     #[test]
     fn no_direct_connection_leads_into_this_cluster_or_to_metadata() {
@@ -310,6 +315,94 @@ mod tests {
         ] {
             assert!(!is_guarded(public.parse().unwrap()), "{public}");
         }
+    }
+
+    fn plan(https_proxy: Option<String>, allowed: &[&str]) -> DirectPlan {
+        DirectPlan {
+            cloud_apis: true,
+            allowed: allowed.iter().map(|text| text.parse().unwrap()).collect(),
+            proxy: ForwardProxy {
+                https_proxy,
+                ..ForwardProxy::default()
+            },
+        }
+    }
+
+    fn direct(plan: &DirectPlan) -> anyhow::Result<Direct> {
+        let resolver = Arc::new(SystemResolver::new().unwrap());
+        Direct::new(plan, Vec::new(), resolver, OwnSockets::off())
+    }
+
+    #[tokio::test]
+    async fn a_connection_within_this_host_needs_permission() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        for (allowed, opens) in [(vec![], false), (vec!["127.0.0.0/8"], true)] {
+            let direct = direct(&plan(None, &allowed)).unwrap();
+            let opened = direct
+                .open("own.example", vec![address.ip()], address.port())
+                .await;
+            assert_eq!(opened.is_ok(), opens, "{allowed:?}");
+            assert_eq!(listener.accept().is_ok(), opens, "{allowed:?}");
+        }
+    }
+
+    /// The environment's proxy is told the address that was judged; it stands where it may.
+    #[tokio::test]
+    async fn the_environments_proxy_is_asked_for_an_address() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!(
+            "http://user:secret@127.0.0.1:{}",
+            listener.local_addr().unwrap().port()
+        );
+        let direct = direct(&plan(Some(url), &[])).unwrap();
+        let answers = async {
+            let mut heads = Vec::new();
+            for answer in ["200 OK\r\n\r\nearly", "407 No\r\nContent-Length: 0\r\n\r\n"] {
+                let (mut tcp, _peer) = listener.accept().await.unwrap();
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(tcp.read_u8().await.unwrap());
+                }
+                heads.push(String::from_utf8(head).unwrap());
+                let answer = format!("HTTP/1.1 {answer}");
+                tcp.write_all(answer.as_bytes()).await.unwrap();
+            }
+            heads
+        };
+        let asks = async {
+            let ip = IpAddr::from([192, 0, 9, 1]);
+            let first = direct.open("ec2.amazonaws.com", vec![ip], 443).await;
+            let second = direct.open("ec2.amazonaws.com", vec![ip], 443).await;
+            (first, second)
+        };
+        let (heads, (first, second)) = tokio::join!(answers, asks);
+        for head in heads {
+            assert!(head.starts_with("CONNECT 192.0.9.1:443 "), "{head}");
+            assert!(head.contains("Basic dXNlcjpzZWNyZXQ="), "{head}");
+        }
+        assert!(first.is_ok());
+        let refused = second.map(|_opened| ()).unwrap_err().to_string();
+        assert!(
+            refused.contains("407") && !refused.contains("secret"),
+            "{refused}"
+        );
+        let private = direct
+            .open("x.azure.com", vec!["10.0.0.1".parse().unwrap()], 443)
+            .await;
+        assert!(private.is_err());
+    }
+
+    #[test]
+    fn an_environments_proxy_with_tls_is_refused_at_start() {
+        let url = "https://user:secret@proxy.example:3128";
+        let error = direct(&plan(Some(url.to_owned()), &[])).err().unwrap();
+        let error = error.to_string();
+        assert!(
+            error.contains("HTTPS_PROXY") && !error.contains("secret"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -132,7 +132,8 @@ impl Routes {
         let parsed = parsed.map_err(|flaw| DialFailure::Target(flaw.to_string()))?;
         if parsed.zone.is_some() {
             // The zone is one of the agent's.
-            return self.through(target, asked).await;
+            let through = tokio::time::timeout(self.timeout, self.through(target, asked)).await;
+            return through.unwrap_or(Err(DialFailure::TimedOut));
         }
         let (host, port) = (host_of(&parsed), parsed.port);
         if self.direct.takes(&host) {
@@ -232,7 +233,7 @@ impl Upstream for Routes {
     fn parent(&self, target: &str) -> Option<Parent> {
         let target = Target::parse(target).ok()?;
         let host = host_of(&target);
-        if self.direct.takes(&host) {
+        if target.zone.is_some() || self.direct.takes(&host) {
             return None;
         }
         self.customer.parent(&host, target.port)

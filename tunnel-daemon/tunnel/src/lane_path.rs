@@ -2,7 +2,6 @@
 //! socket takes bytes. TCP provides the flow control.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -11,11 +10,11 @@ use adit_core::lane::{LaneEvent, Want};
 use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
 use adit_relay::{BufferSizes, SocketBuffers};
 use bytes::Bytes;
-use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::incoming::Incoming;
 use crate::lane::{Lane, LaneFailure};
+use crate::progress_timer::ProgressTimer;
 use crate::watch::{LaneWatch, Probe};
 use adit_config::limits;
 use adit_net::buffer_growth::sizes_at_rest;
@@ -65,17 +64,13 @@ pub(super) struct LanePath {
     /// The endpoint's socket has ended behind bytes that the lane does not take.
     end_waits: bool,
     /// Armed while the tunnel is half-closed, and while bytes linger after its end.
-    timer: Option<Pin<Box<Sleep>>>,
+    timer: ProgressTimer,
     /// Bytes given to the endpoint that its socket or stream has not taken yet.
     held: u64,
     /// Bytes queued for the lane, as counted in the budget.
     queued: Queued,
-    /// Bytes moved since the timer was set.
-    moved: bool,
-    /// Bytes in flight when the timer was set: fewer mean progress.
-    on_the_way: u32,
     /// Bytes in flight at the watch's last check: behind a slow reader they shrink for minutes before the lane takes more.
-    on_the_way_seen: u32,
+    on_the_way_seen: usize,
     buffers: SocketBuffers,
 }
 
@@ -95,11 +90,9 @@ impl LanePath {
             sent: false,
             check: None,
             end_waits: false,
-            timer: None,
+            timer: ProgressTimer::default(),
             held: 0,
             queued,
-            moved: false,
-            on_the_way: 0,
             on_the_way_seen: 0,
             buffers: SocketBuffers::default(),
         }
@@ -184,7 +177,7 @@ impl LanePath {
     }
 
     pub(super) fn send(&mut self, bytes: Bytes) {
-        self.moved = true;
+        self.timer.moved();
         self.sent = true;
         if let Some(lane) = &mut self.lane {
             lane.end().send(bytes);
@@ -203,7 +196,7 @@ impl LanePath {
             && let Some(lane) = &mut self.lane
         {
             lane.end().close(text);
-            self.timer = None;
+            self.timer.stop();
         }
     }
 
@@ -285,7 +278,7 @@ impl LanePath {
                 Poll::Ready(Err(failure)) => self.fail(&failure),
                 Poll::Ready(Ok(event)) => match event {
                     LaneEvent::Data(bytes) => {
-                        self.moved = true;
+                        self.timer.moved();
                         self.held += bytes.len() as u64;
                         self.owner.budget().hold(bytes.len() as u64);
                         return Poll::Ready(Incoming::Data(bytes));
@@ -342,7 +335,7 @@ impl LanePath {
 
     pub(super) fn drained(&mut self, bytes: usize) {
         if bytes > 0 {
-            self.moved = true;
+            self.timer.moved();
             self.probe.set_stalled(false);
             self.release(bytes as u64);
         }
@@ -377,24 +370,11 @@ impl LanePath {
         }
     }
 
-    /// Whether nothing has moved for `limit`; if not, the timer wakes the task to check again.
+    /// As [`ProgressTimer::has_run_out`].
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
-        let timer = self.timer.get_or_insert_with(|| {
-            self.moved = false;
-            self.on_the_way = bytes_on_the_way(self.lane.as_ref());
-            Box::pin(tokio::time::sleep(limit))
-        });
-        while timer.as_mut().poll(cx).is_ready() {
-            let on_the_way = bytes_on_the_way(self.lane.as_ref());
-            self.moved |= on_the_way < self.on_the_way;
-            self.on_the_way = on_the_way;
-            if !std::mem::take(&mut self.moved) {
-                self.timer = None;
-                return true;
-            }
-            timer.as_mut().reset(Instant::now() + limit);
-        }
-        false
+        let lane = self.lane.as_ref();
+        let on_the_way = || bytes_on_the_way(lane);
+        self.timer.has_run_out(cx, limit, on_the_way)
     }
 
     fn fail(&mut self, failure: &LaneFailure) {
@@ -402,21 +382,20 @@ impl LanePath {
             self.owner.lost(failure);
         }
         self.count_queued();
-        self.timer = None;
+        self.timer.stop();
         self.end.get_or_insert(TunnelEnd::LaneLost);
     }
 
     fn finish(&mut self, end: TunnelEnd) {
-        self.timer = None;
+        self.timer.stop();
         self.end = Some(end);
         self.give_back();
     }
 }
 
-/// Bytes that the peer's kernel has not acknowledged, saturated to 32 bits.
-fn bytes_on_the_way(lane: Option<&Lane>) -> u32 {
-    let bytes = lane.map_or(0, Lane::unacknowledged_bytes);
-    u32::try_from(bytes).unwrap_or(u32::MAX)
+/// Bytes that the peer's kernel has not acknowledged.
+fn bytes_on_the_way(lane: Option<&Lane>) -> usize {
+    lane.map_or(0, Lane::unacknowledged_bytes)
 }
 
 /// Why a checked lane is over: its peer is gone, or its agent has lost the right to tunnels.

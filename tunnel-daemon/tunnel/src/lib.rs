@@ -19,6 +19,7 @@ mod link_path;
 mod opening;
 mod pace;
 pub mod pool;
+mod progress_timer;
 mod raw_lanes;
 mod server_path;
 mod target;

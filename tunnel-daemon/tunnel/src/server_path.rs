@@ -2,7 +2,6 @@
 //! task of the client's socket reads and writes the connection, only as fast as that socket takes bytes.
 
 use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -10,11 +9,11 @@ use std::time::Duration;
 use adit_core::session::{ProcessBudget, QUEUE_MIN_BYTES, Queued, TunnelEnd};
 use adit_relay::{BufferSizes, SocketBuffers, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
-use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::closing::{end_on_close, reset_on_close};
 use crate::incoming::Incoming;
+use crate::progress_timer::ProgressTimer;
 use crate::watch::{LaneWatch, Probe};
 use adit_config::limits;
 use adit_net::socket::LANE_SILENCE_MAX;
@@ -69,11 +68,7 @@ pub(super) struct ServerPath {
     /// The endpoint's socket has ended behind bytes that the connection does not take.
     end_waits: bool,
     /// Armed while the tunnel is half-closed, and while bytes linger after its end.
-    timer: Option<Pin<Box<Sleep>>>,
-    /// Bytes moved since the timer was set.
-    moved: bool,
-    /// Bytes in flight when the timer was set: fewer mean progress.
-    on_the_way: usize,
+    timer: ProgressTimer,
     /// Bytes in flight at the watch's last check: behind a slow reader they shrink for minutes before more are taken.
     on_the_way_seen: usize,
     /// Bytes given to the endpoint that its socket has not taken yet.
@@ -104,9 +99,7 @@ impl ServerPath {
             sent: false,
             check: None,
             end_waits: false,
-            timer: None,
-            moved: false,
-            on_the_way: 0,
+            timer: ProgressTimer::default(),
             on_the_way_seen: 0,
             buffers: SocketBuffers::default(),
             connection,
@@ -163,7 +156,8 @@ impl ServerPath {
     }
 
     pub(super) fn send(&mut self, bytes: Bytes) {
-        (self.moved, self.sent) = (true, true);
+        self.timer.moved();
+        self.sent = true;
         if self.end.is_none() && !self.write_failed {
             self.out.push(bytes);
         }
@@ -199,7 +193,7 @@ impl ServerPath {
         let stream = &mut self.connection.stream;
         while !self.out.is_empty() {
             match self.out.poll_write(cx, stream)? {
-                Poll::Ready(_written) => self.moved = true,
+                Poll::Ready(_written) => self.timer.moved(),
                 Poll::Pending => return Ok(()),
             }
         }
@@ -208,7 +202,7 @@ impl ServerPath {
         }
         self.out.rest();
         if self.fin == Fin::Due
-            && tokio::io::AsyncWrite::poll_shutdown(Pin::new(stream), cx)?.is_ready()
+            && tokio::io::AsyncWrite::poll_shutdown(std::pin::Pin::new(stream), cx)?.is_ready()
         {
             self.fin = Fin::Sent;
             if let Some(socket) = self.connection.stream.tcp() {
@@ -246,7 +240,7 @@ impl ServerPath {
             }
         }
         if self.full {
-            let on_the_way = self.bytes_on_the_way();
+            let on_the_way = bytes_on_the_way(&self.connection, &self.out);
             let moves = on_the_way < self.on_the_way_seen;
             self.on_the_way_seen = on_the_way;
             self.check = Some(std::mem::take(&mut self.sent) || moves);
@@ -263,13 +257,6 @@ impl ServerPath {
         let is_silent = tcp_state(socket)
             .is_ok_and(|state| state.is_unanswered && state.silent_for > LANE_SILENCE_MAX);
         is_silent || !matches!(socket.take_error(), Ok(None))
-    }
-
-    /// Bytes that the server's kernel has not acknowledged, with those queued here.
-    fn bytes_on_the_way(&self) -> usize {
-        let socket = self.connection.stream.tcp();
-        let sent = socket.and_then(|socket| unacknowledged_bytes(socket).ok());
-        self.out.bytes() + sent.unwrap_or(0)
     }
 
     /// The endpoint's own socket takes no bytes at present.
@@ -309,7 +296,7 @@ impl ServerPath {
                 Poll::Ready(Incoming::PeerFin)
             }
             Poll::Ready(Ok(bytes)) => {
-                self.moved = true;
+                self.timer.moved();
                 self.held += bytes.len() as u64;
                 budget.hold(bytes.len() as u64);
                 Poll::Ready(Incoming::Data(bytes))
@@ -356,7 +343,7 @@ impl ServerPath {
 
     pub(super) fn drained(&mut self, bytes: usize) {
         if bytes > 0 {
-            self.moved = true;
+            self.timer.moved();
             self.probe.set_stalled(false);
             self.release(bytes as u64);
         }
@@ -378,24 +365,11 @@ impl ServerPath {
         }
     }
 
-    /// Whether nothing has moved for `limit`; if not, the timer wakes the task to check again.
+    /// As [`ProgressTimer::has_run_out`].
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
-        let mut timer = self.timer.take().unwrap_or_else(|| {
-            self.moved = false;
-            self.on_the_way = self.bytes_on_the_way();
-            Box::pin(tokio::time::sleep(limit))
-        });
-        while timer.as_mut().poll(cx).is_ready() {
-            let on_the_way = self.bytes_on_the_way();
-            self.moved |= on_the_way < self.on_the_way;
-            self.on_the_way = on_the_way;
-            if !std::mem::take(&mut self.moved) {
-                return true;
-            }
-            timer.as_mut().reset(Instant::now() + limit);
-        }
-        self.timer = Some(timer);
-        false
+        let (connection, out) = (&self.connection, &self.out);
+        let on_the_way = || bytes_on_the_way(connection, out);
+        self.timer.has_run_out(cx, limit, on_the_way)
     }
 
     /// The tunnel is over before its end: the server sees a reset.
@@ -407,11 +381,18 @@ impl ServerPath {
     }
 
     fn finish(&mut self, end: TunnelEnd) {
-        self.timer = None;
+        self.timer.stop();
         self.out.clear();
         self.queued.set(0);
         self.end = Some(end);
     }
+}
+
+/// Bytes that the server's kernel has not acknowledged, with those queued here.
+fn bytes_on_the_way(connection: &ServerConnection, out: &Outbox) -> usize {
+    let socket = connection.stream.tcp();
+    let sent = socket.and_then(|socket| unacknowledged_bytes(socket).ok());
+    out.bytes() + sent.unwrap_or(0)
 }
 
 impl Drop for ServerPath {
@@ -426,6 +407,7 @@ mod tests {
     use futures_util::poll;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
+    use tokio::time::Instant;
 
     use super::*;
     use crate::endpoint::Endpoint;

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::net::Ipv4Addr;
 
 use socket2::{Domain, Type};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;

@@ -96,7 +96,7 @@ struct ServerFlags {
     /// Key of --client-cert
     #[arg(long, value_name = "FILE", requires = "client_cert")]
     client_key: Option<PathBuf>,
-    /// Connections to servers kept ready for the next dials, as many as there were dials of late, at most this many; 0 is none
+    /// Connections to servers kept ready for the next dials, one more for each dial that found none, at most this many; 0 is none
     #[arg(long, value_name = "N", default_value_t = limits::SPARE_CONNECTIONS, value_parser = number(0_u32..=64))]
     spare_connections: u32,
 }
@@ -104,7 +104,7 @@ struct ServerFlags {
 #[derive(clap::Args, Debug)]
 #[command(next_help_heading = "Names")]
 struct NameFlags {
-    /// Who resolves names that end so, SUFFIX=WHERE: agent (the agent, as by default), tunnel (the cluster at the other end: its
+    /// Who resolves names that end so, SUFFIX=WHERE: agent, which resolves all other names, too; tunnel (the cluster at the other end: its
     /// Services, then its DNS) or here (this host); the longest suffix counts; repeatable
     #[arg(long = "resolve", value_name = "SUFFIX=WHERE", value_parser = NamesPlan::suffix)]
     suffixes: Vec<(String, Resolver)>,

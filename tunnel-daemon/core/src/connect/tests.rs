@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::failure::DialFailure;
+use crate::grant::TargetDenied;
 
 const KUBE_APISERVER: &[u8] =
     b"CONNECT 10.0.0.7:10250 HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: kube-apiserver/v1.34\r\n\r\n";
@@ -368,5 +369,32 @@ proptest! {
         text in "(CONNECT |GET )?[a:\\[\\]/ ]{0,8}( HTTP/[12].[01])?\r?\n([A:\r\n ]{0,12}\n){0,4}",
     ) {
         fuzz_entry(&[&[cut], text.as_bytes()].concat());
+    }
+}
+
+#[test]
+fn a_failure_is_read_as_it_was_written() {
+    let target = "dial tcp 10.0.0.1:80: connect: connection refused";
+    let denied = TargetDenied::quoted("not for you");
+    for failure in [
+        DialFailure::NoAgent,
+        DialFailure::Target(target.to_owned()),
+        DialFailure::TimedOut,
+        DialFailure::SendTimedOut,
+        DialFailure::LinkLost,
+        DialFailure::LinkBusy,
+        DialFailure::TooManyPending { per_agent: false },
+        DialFailure::TooManyPending { per_agent: true },
+        DialFailure::TooLong,
+        DialFailure::Denied(Box::new(denied)),
+        DialFailure::ShuttingDown,
+        DialFailure::NoMemory,
+        DialFailure::NoDescriptors,
+    ] {
+        let response = failure_response(&failure).unwrap();
+        let text = String::from_utf8(response.to_vec()).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(failure_of(status, body), failure, "{text}");
     }
 }
