@@ -12,9 +12,9 @@ use tokio::time::{Instant, Sleep, sleep};
 
 /// Bytes of one socket, both ways, after which it may get large buffers. More than small buffers hold, so that its peer must
 /// have read.
-const GROWS_AFTER_BYTES: u64 = 96 * 1024;
+pub(crate) const GROWS_AFTER_BYTES: u64 = 96 * 1024;
 /// A socket without a byte for this long gives its large buffers back.
-const IDLE: Duration = Duration::from_secs(1);
+pub(crate) const IDLE: Duration = Duration::from_secs(1);
 
 /// Which memory holds a socket's buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -21,6 +21,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::call_pace::CallPace;
+use crate::call_windows::{CallWindows, WindowGrowth};
 use crate::poll_set::together;
 use crate::tasks::Admitted;
 use crate::write_coalescer::{Flusher, Heard, WriteCoalescer, gather};
@@ -330,6 +331,7 @@ pub struct ServerConnection<S> {
     http2: Connection<WriteCoalescer<S>, MessageBuf>,
     flusher: Flusher<S>,
     pace: CallPace,
+    windows: Option<WindowGrowth>,
 }
 
 /// Greets a client. Greeting and connection are boxed: a task that greets and then serves for days would keep room for
@@ -356,6 +358,7 @@ where
         http2,
         flusher,
         pace: CallPace::new(),
+        windows: None,
     }))
 }
 
@@ -366,12 +369,25 @@ impl<S> ServerConnection<S> {
         self.flusher.count_in(budget);
         self
     }
+
+    /// Lets the windows of this connection's calls grow, which must have begun as `windows` says.
+    #[must_use]
+    pub fn grow(mut self: Box<Self>, windows: &Arc<CallWindows>) -> Box<Self> {
+        self.windows = Some(WindowGrowth::new(windows));
+        self
+    }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     /// The next request; `Ok(None)` at the end. Polling this drives the whole connection. More is read only when all
     /// received calls are taken, and not while calls come too fast.
     fn poll_call(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Call>, ConnectionError>> {
+        if let Some(windows) = &mut self.windows {
+            // Refused while the peer has not acknowledged the last size.
+            windows.poll(cx, |bytes| {
+                self.http2.set_initial_window_size(bytes).is_ok()
+            });
+        }
         loop {
             match self.http2.poll_accept(cx) {
                 Poll::Ready(next) => {

@@ -9,6 +9,7 @@ pub mod accounts;
 pub mod authority;
 pub mod buffer_growth;
 mod call_pace;
+pub mod call_windows;
 pub mod dial;
 pub mod direct;
 pub mod grpc;

@@ -20,7 +20,7 @@ const SOCKET: u64 = 48 * KIB;
 /// State of a gRPC client's connection and call.
 const GRPC_STATE: u64 = 24 * KIB;
 
-/// Bytes that a gRPC client may send on a call before its tunnel takes them, where memory is bounded.
+/// Bytes that a gRPC client may send on a call before its tunnel takes them, where memory is bounded, until its windows grow.
 pub const BOUNDED_CALL_WINDOW_BYTES: u32 = 32 * 1024;
 /// Bytes of a call that HTTP/2 may have taken without writing them, where memory is bounded.
 pub const BOUNDED_CALL_BUFFER_BYTES: usize = 16 * 1024;
@@ -67,7 +67,7 @@ impl Promise {
     #[must_use]
     pub fn extend_to_raw_lane(&mut self) -> bool {
         if self.budget.starts_small() && !self.is_grown {
-            self.is_grown = self.budget.try_grow();
+            self.is_grown = self.budget.try_grow(self.budget.charge());
             return self.is_grown;
         }
         true
@@ -85,13 +85,35 @@ impl Drop for Promise {
     }
 }
 
-/// Memory for the larger socket buffers of one tunnel or connection, until dropped.
+/// Memory for the larger buffers or windows of one tunnel or connection, until dropped.
 #[derive(Debug)]
-pub struct Growth(Arc<ProcessBudget>);
+pub struct Growth {
+    budget: Arc<ProcessBudget>,
+    bytes: u64,
+}
+
+impl Growth {
+    /// Charges `bytes` more. False without room.
+    #[must_use]
+    pub fn extend(&mut self, bytes: u64) -> bool {
+        let has_room = self.budget.try_grow(bytes);
+        if has_room {
+            self.bytes += bytes;
+        }
+        has_room
+    }
+
+    /// Gives back `bytes` of the charge, or all of it if it is less.
+    pub fn reduce(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        self.budget.grown.fetch_sub(bytes, Relaxed);
+    }
+}
 
 impl Drop for Growth {
     fn drop(&mut self) {
-        self.0.grown.fetch_sub(self.0.charge(), Relaxed);
+        self.budget.grown.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -118,14 +140,22 @@ impl ProcessBudget {
         self.promised.fetch_update(Relaxed, Relaxed, fits).is_ok()
     }
 
-    /// Charges the larger buffers of one tunnel or connection. `None`: they must stay small.
+    /// Charges the larger socket buffers of one tunnel or connection. `None`: they must stay small.
     #[must_use]
     pub fn grow(self: &Arc<Self>) -> Option<Growth> {
-        self.try_grow().then(|| Growth(Arc::clone(self)))
+        self.grow_by(self.charge())
     }
 
-    fn try_grow(&self) -> bool {
-        let bytes = self.charge();
+    /// Charges `bytes` beyond promises. `None`: there is no room.
+    #[must_use]
+    pub fn grow_by(self: &Arc<Self>, bytes: u64) -> Option<Growth> {
+        self.try_grow(bytes).then(|| Growth {
+            budget: Arc::clone(self),
+            bytes,
+        })
+    }
+
+    fn try_grow(&self, bytes: u64) -> bool {
         // Several threads may pass at once, and exceed the room by their number of growths.
         let may_grow = bytes > 0 && !self.is_half_full() && self.growth_room() >= bytes;
         if may_grow {

@@ -2,6 +2,7 @@
 
 use super::*;
 
+use adit_core::session::{BOUNDED_CALL_WINDOW_BYTES, MemoryBounds};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
 const WINDOWS: Windows = Windows {
@@ -315,4 +316,68 @@ fn the_answer_repeats_only_the_beginning_of_an_unknown_method() {
     assert_eq!(unknown_method("/A/B"), "unknown method /A/B");
     let long = unknown_method(&"%".repeat(4096));
     assert_eq!(long.len(), "unknown method ".len() + EXCERPT_BYTES_MAX);
+}
+
+/// The sizes reach the client: it has more in flight once its first bytes were taken.
+#[tokio::test(start_paused = true)]
+async fn a_client_gets_a_larger_window_when_its_bytes_move() {
+    const LARGE: u32 = 256 * 1024;
+    let bounds = MemoryBounds {
+        room_bytes: 64 << 20,
+        growth_bytes: 1 << 20,
+        counts_tcp: false,
+    };
+    let budget = Arc::new(ProcessBudget::new(16 << 20).with_bounds(Some(bounds)));
+    let windows = CallWindows::new(&budget, LARGE);
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let small = Windows {
+        stream_bytes: BOUNDED_CALL_WINDOW_BYTES,
+        ..WINDOWS
+    };
+    let (builder, greeting) = (server_builder(small), client::handshake(far));
+    let (connection, greeted) = tokio::join!(accept(&builder, near), greeting);
+    let mut connection = connection.expect("HTTP/2").grow(&windows);
+    let (mut requests, mut driver) = greeted.expect("HTTP/2");
+    let (_response, mut send) = requests
+        .send_request(Request::new(()), false)
+        .expect("room for a call");
+    send.reserve_capacity(1 << 20);
+    let (mut sent, mut taken, mut call) = (0, 0, None);
+    let (mut window, mut capacity) = (windows.open().expect("windows are small"), 0);
+    let upload = poll_fn(|cx| {
+        let _open = Pin::new(&mut driver).poll(cx);
+        if let Poll::Ready(next) = connection.poll_call(cx) {
+            call = next.expect("it is open").or_else(|| call.take());
+            cx.waker().wake_by_ref();
+        }
+        while let Poll::Ready(Some(Ok(granted))) = send.poll_capacity(cx) {
+            capacity = granted;
+            sent += send
+                .send_data(vec![0; granted].into(), false)
+                .map_or(0, |()| granted);
+        }
+        // The tunnel takes 128 KiB, and no more.
+        let mut body = call.as_mut().map(|(request, _respond)| request.body_mut());
+        while let Some(body) = body.as_deref_mut()
+            && taken < 128 * 1024
+            && let Poll::Ready(Some(Ok(data))) = body.poll_data(cx)
+        {
+            taken += data.len();
+            body.flow_control()
+                .release_capacity(data.len())
+                .expect("it was sent");
+            window.moved(data.len());
+        }
+        window.wait(taken >= 128 * 1024);
+        Poll::<()>::Pending
+    });
+    assert!(timeout(Duration::from_secs(60), upload).await.is_err());
+    assert!(
+        capacity > 0 && sent - taken >= LARGE as usize - 2 * 16 * 1024,
+        "{sent} sent, {taken} taken"
+    );
+    assert_eq!(
+        budget.grown_bytes(),
+        u64::from(LARGE - BOUNDED_CALL_WINDOW_BYTES)
+    );
 }

@@ -16,6 +16,7 @@ use adit_core::session::{BOUNDED_CALL_BUFFER_BYTES, BOUNDED_CALL_WINDOW_BYTES};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::frontend::events::{ClientAccess, FrontendContext, GrpcEvents, time_is_up};
+use adit_net::call_windows::CallWindows;
 use adit_net::grpc::{self, Windows};
 use adit_telemetry::labels::ServiceMethod;
 
@@ -40,7 +41,9 @@ pub fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let (stream_bytes, send_buffer_bytes) = if context.router.budget().starts_small() {
+    let budget = context.router.budget();
+    let windows = (budget.starts_small()).then(|| CallWindows::new(budget, STREAM_WINDOW_BYTES));
+    let (stream_bytes, send_buffer_bytes) = if windows.is_some() {
         (BOUNDED_CALL_WINDOW_BYTES, BOUNDED_CALL_BUFFER_BYTES)
     } else {
         (STREAM_WINDOW_BYTES, SEND_BUFFER_BYTES)
@@ -70,6 +73,10 @@ where
             }
             None => return,
         };
+        let connection = match &windows {
+            Some(windows) => connection.grow(windows),
+            None => connection,
+        };
         let leaving = context.leaving.clone();
         let served = connection.serve(keepalive, leaving, |request, mut respond| {
             if !grpc::is_call(&request, METHOD, &mut respond) {
@@ -80,6 +87,7 @@ where
                 request.into_body(),
                 respond,
                 admission.clone(),
+                windows.clone(),
                 GrpcEvents::new(&context),
             );
             let counted = context

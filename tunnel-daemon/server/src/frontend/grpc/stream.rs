@@ -18,6 +18,7 @@ use super::state::{CallState, Done, Idle};
 use crate::frontend::events::{ClientAccess, GrpcEvents};
 use crate::router::{OpenTunnel, Router};
 use adit_core::wire::encode::MessageBuf;
+use adit_net::call_windows::{CallWindow, CallWindows};
 use adit_net::grpc::{Code, code_of, status};
 use adit_telemetry::labels::EndReason;
 use adit_tunnel::Incoming;
@@ -43,16 +44,19 @@ pub struct ProxyStream {
     idle: Idle,
     rebukes: u32,
     admission: ClientAccess,
+    windows: Option<Arc<CallWindows>>,
+    window: Option<CallWindow>,
     events: GrpcEvents,
 }
 
 impl ProxyStream {
-    /// Takes over a call to `ProxyService/Proxy`.
+    /// Takes over a call to `ProxyService/Proxy`. `windows`: those of its connection, where memory is bounded.
     pub fn new(
         router: Arc<Router>,
         recv: RecvStream,
         respond: SendResponse<MessageBuf>,
         admission: ClientAccess,
+        windows: Option<Arc<CallWindows>>,
         events: GrpcEvents,
     ) -> Self {
         let out = Outbound::new(respond);
@@ -65,6 +69,8 @@ impl ProxyStream {
             idle: Idle::default(),
             rebukes: 0,
             admission,
+            windows,
+            window: None,
             events,
         }
     }
@@ -106,6 +112,7 @@ impl ProxyStream {
     }
 
     fn leave(&mut self, graceful: bool, reason: EndReason) {
+        self.window = None;
         match std::mem::replace(&mut self.state, CallState::Over) {
             CallState::Dialing { .. } => self.events.tunnel.abandoned(),
             CallState::Open { mut endpoint, .. } => {
@@ -195,9 +202,11 @@ impl ProxyStream {
             && endpoint.poll_ready(cx).is_pending()
         {
             self.events.held_up();
+            self.wait(true);
             return Ok(false);
         }
         self.events.not_held_up();
+        self.wait(false);
         let data = match self.recv.poll_data(cx) {
             Poll::Pending => return Ok(false),
             Poll::Ready(None) => {
@@ -224,6 +233,9 @@ impl ProxyStream {
         {
             return Err(Done::Gone);
         }
+        if let Some(window) = &self.window {
+            window.moved(data.len());
+        }
         self.decoder.push(data);
         loop {
             match self.decoder.next() {
@@ -239,6 +251,12 @@ impl ProxyStream {
                     return Err(Done::Broken(error));
                 }
             }
+        }
+    }
+
+    fn wait(&mut self, is_waiting: bool) {
+        if let Some(window) = &mut self.window {
+            window.wait(is_waiting);
         }
     }
 
@@ -351,6 +369,12 @@ impl ProxyStream {
         if let Err(failure) = self.admission.check(&protocol, &address) {
             return self.finish_dial(dial, Err(failure));
         }
+        if let Some(windows) = &self.windows {
+            self.window = windows.open();
+            if self.window.is_none() {
+                return self.finish_dial(dial, Err(DialFailure::NoMemory));
+            }
+        }
         let router = Arc::clone(&self.router);
         let work = Box::pin(async move { router.dial(dial, &protocol, &address, &asked).await });
         self.state = CallState::Dialing { dial, work };
@@ -448,11 +472,11 @@ impl ProxyStream {
                     .inspect_err(|_| self.events.tunnel.answer_lost())
             }
             Err(DialFailure::Closed) => {
-                self.state = CallState::Over;
+                (self.state, self.window) = (CallState::Over, None);
                 self.send(Packet::DialCls { dial })
             }
             Err(failure) => {
-                self.state = CallState::Over;
+                (self.state, self.window) = (CallState::Over, None);
                 let error = failure.to_string();
                 self.send(Packet::DialRsp {
                     dial,

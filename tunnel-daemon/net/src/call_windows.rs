@@ -1,0 +1,317 @@
+//! HTTP/2 windows of the calls of one gRPC client where memory is bounded: small at first, large at a charge once the client's
+//! bytes move, and small again when they rest or memory is short (RFC 9113, section 6.9.2).
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Context;
+
+use adit_core::session::{BOUNDED_CALL_WINDOW_BYTES, Growth, ProcessBudget};
+use tokio::time::{Instant, Sleep, sleep};
+
+use crate::buffer_growth::{GROWS_AFTER_BYTES, IDLE};
+
+/// What one call is charged while windows are large, bytes.
+fn extra_bytes(large_bytes: u32) -> u64 {
+    u64::from(large_bytes.saturating_sub(BOUNDED_CALL_WINDOW_BYTES))
+}
+
+/// What a connection and its calls know together.
+#[derive(Debug)]
+pub struct CallWindows {
+    budget: Arc<ProcessBudget>,
+    large_bytes: u32,
+    /// Bytes that tunnels have taken from clients.
+    moved: AtomicU64,
+    /// Calls whose bytes wait, since their tunnels take no more.
+    waiting: AtomicU64,
+    charged: Mutex<Charged>,
+}
+
+/// The calls with a tunnel, and the charge of all their windows while these are large.
+#[derive(Debug, Default)]
+struct Charged {
+    calls: u64,
+    growth: Option<Growth>,
+}
+
+impl CallWindows {
+    /// Windows that grow from [`BOUNDED_CALL_WINDOW_BYTES`] to `large_bytes` at a charge to `budget`.
+    #[must_use]
+    pub fn new(budget: &Arc<ProcessBudget>, large_bytes: u32) -> Arc<Self> {
+        Arc::new(Self {
+            budget: Arc::clone(budget),
+            large_bytes,
+            moved: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            charged: Mutex::default(),
+        })
+    }
+
+    /// The window of a call that is about to have a tunnel. `None`: windows are large, and there is no room for one more; the
+    /// call may have no tunnel.
+    #[must_use]
+    pub fn open(self: &Arc<Self>) -> Option<CallWindow> {
+        let mut charged = self.charged();
+        if let Some(growth) = &mut charged.growth
+            && !growth.extend(extra_bytes(self.large_bytes))
+        {
+            return None;
+        }
+        charged.calls += 1;
+        Some(CallWindow {
+            windows: Arc::clone(self),
+            is_waiting: false,
+        })
+    }
+
+    fn charged(&self) -> MutexGuard<'_, Charged> {
+        self.charged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The window of one call, until dropped.
+#[derive(Debug)]
+pub struct CallWindow {
+    windows: Arc<CallWindows>,
+    is_waiting: bool,
+}
+
+impl CallWindow {
+    /// Counts bytes that the tunnel has taken.
+    pub fn moved(&self, bytes: usize) {
+        self.windows.moved.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Says whether the client's bytes wait.
+    pub fn wait(&mut self, is_waiting: bool) {
+        if is_waiting == self.is_waiting {
+            return;
+        }
+        self.is_waiting = is_waiting;
+        if is_waiting {
+            self.windows.waiting.fetch_add(1, Relaxed);
+        } else {
+            self.windows.waiting.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for CallWindow {
+    fn drop(&mut self) {
+        self.wait(false);
+        let mut charged = self.windows.charged();
+        charged.calls -= 1;
+        if let Some(growth) = &mut charged.growth {
+            growth.reduce(extra_bytes(self.windows.large_bytes));
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Small,
+    Large,
+    /// Told to be small, and charged until the client agrees and nothing waits.
+    Shrinking,
+}
+
+/// The connection's part: sends the client the sizes.
+#[derive(Debug)]
+pub(crate) struct WindowGrowth {
+    windows: Arc<CallWindows>,
+    stage: Stage,
+    /// Bytes moved at the last check.
+    seen: u64,
+    /// Runs while windows are charged.
+    idle: Option<Pin<Box<Sleep>>>,
+}
+
+impl WindowGrowth {
+    pub(crate) fn new(windows: &Arc<CallWindows>) -> Self {
+        Self {
+            windows: Arc::clone(windows),
+            stage: Stage::Small,
+            seen: 0,
+            idle: None,
+        }
+    }
+
+    /// To be called at each poll of the connection; `resize` sends the client a size, and is false while the last one is not
+    /// acknowledged.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, resize: impl FnMut(u32) -> bool) {
+        let moved = self.windows.moved.load(Relaxed);
+        if self.stage == Stage::Small && moved - self.seen < GROWS_AFTER_BYTES {
+            return;
+        }
+        self.turn(cx, moved, resize);
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_>, moved: u64, mut resize: impl FnMut(u32) -> bool) {
+        if self.stage == Stage::Small {
+            self.seen = moved;
+            let mut charged = self.windows.charged();
+            let bytes = extra_bytes(self.windows.large_bytes) * charged.calls;
+            let Some(growth) = self.windows.budget.grow_by(bytes) else {
+                return;
+            };
+            if !resize(self.windows.large_bytes) {
+                return;
+            }
+            charged.growth = Some(growth);
+            self.stage = Stage::Large;
+        }
+        let is_short = self.windows.budget.is_half_full();
+        if self.stage == Stage::Large && is_short && resize(BOUNDED_CALL_WINDOW_BYTES) {
+            self.stage = Stage::Shrinking;
+        }
+        let timer = self.idle.get_or_insert_with(|| Box::pin(sleep(IDLE)));
+        while timer.as_mut().poll(cx).is_ready() {
+            timer.as_mut().reset(Instant::now() + IDLE);
+            let was_idle = std::mem::replace(&mut self.seen, moved) == moved;
+            let is_drained = self.windows.waiting.load(Relaxed) == 0;
+            match self.stage {
+                Stage::Large if was_idle && is_drained && resize(BOUNDED_CALL_WINDOW_BYTES) => {
+                    self.stage = Stage::Shrinking;
+                }
+                // Sent again only to learn that the client has acknowledged it.
+                Stage::Shrinking if is_drained && resize(BOUNDED_CALL_WINDOW_BYTES) => {
+                    self.windows.charged().growth = None;
+                    self.stage = Stage::Small;
+                    self.idle = None;
+                    return;
+                }
+                _ => (),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use adit_core::session::MemoryBounds;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const MUCH: usize = 1 << 20;
+    const LARGE: u32 = 256 * 1024;
+    const EXTRA: u64 = (LARGE - BOUNDED_CALL_WINDOW_BYTES) as u64;
+
+    fn bounded(budget_bytes: u64) -> Arc<ProcessBudget> {
+        let bounds = MemoryBounds {
+            room_bytes: 64 * MIB,
+            growth_bytes: MIB,
+            counts_tcp: false,
+        };
+        Arc::new(ProcessBudget::new(budget_bytes).with_bounds(Some(bounds)))
+    }
+
+    /// A client's end: the sizes sent, and whether it acknowledges them.
+    struct Client {
+        growth: WindowGrowth,
+        told: Vec<u32>,
+        answers: bool,
+    }
+
+    impl Client {
+        fn of(windows: &Arc<CallWindows>) -> Self {
+            Self {
+                growth: WindowGrowth::new(windows),
+                told: Vec::new(),
+                answers: true,
+            }
+        }
+
+        /// The sizes sent in one poll.
+        fn poll(&mut self) -> Vec<u32> {
+            let (told, answers) = (&mut self.told, self.answers);
+            let cx = &mut Context::from_waker(Waker::noop());
+            self.growth.poll(cx, |bytes| {
+                told.extend(answers.then_some(bytes));
+                answers
+            });
+            std::mem::take(&mut self.told)
+        }
+
+        async fn after_rest(&mut self) -> Vec<u32> {
+            tokio::time::advance(IDLE).await;
+            self.poll()
+        }
+    }
+
+    /// Limit (memory): A gRPC client's window per call where memory is bounded | 32 KiB; 256 KiB while its bytes move and half of the budget has room
+    #[tokio::test(start_paused = true)]
+    async fn windows_are_large_at_a_charge_while_bytes_move() {
+        let budget = bounded(16 * MIB);
+        let windows = CallWindows::new(&budget, LARGE);
+        let mut client = Client::of(&windows);
+        let calls: Vec<_> = (0..2).filter_map(|_| windows.open()).collect();
+        calls[0].moved(96 * 1024 - 1);
+        assert_eq!(client.poll(), [0; 0]);
+        calls[0].moved(1);
+        assert_eq!(client.poll(), [LARGE]);
+        assert_eq!(budget.grown_bytes(), 2 * EXTRA);
+        let third = windows.open();
+        assert_eq!(budget.grown_bytes(), 3 * EXTRA);
+        drop(third);
+        calls[1].moved(1);
+        assert_eq!(client.after_rest().await, [0; 0], "it was busy");
+        assert_eq!(client.after_rest().await, [BOUNDED_CALL_WINDOW_BYTES]);
+        assert_eq!(budget.grown_bytes(), 2 * EXTRA, "not yet acknowledged");
+        client.answers = false;
+        client.after_rest().await;
+        assert_eq!(budget.grown_bytes(), 2 * EXTRA, "not yet acknowledged");
+        client.answers = true;
+        client.after_rest().await;
+        assert_eq!(budget.grown_bytes(), 0);
+        calls[0].moved(MUCH);
+        assert_eq!(client.poll(), [LARGE]);
+        drop(calls);
+        assert_eq!(budget.grown_bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_keeps_its_charge() {
+        let budget = bounded(16 * MIB);
+        let windows = CallWindows::new(&budget, LARGE);
+        let mut client = Client::of(&windows);
+        let mut call = windows.open().expect("windows are small");
+        call.moved(MUCH);
+        assert_eq!(client.poll(), [LARGE]);
+        call.wait(true);
+        client.after_rest().await;
+        assert_eq!(
+            client.after_rest().await,
+            [0; 0],
+            "its bytes fill the window"
+        );
+        // Memory is short: no more is offered, and what has come stays charged.
+        budget.hold(9 * MIB);
+        assert_eq!(client.poll(), [BOUNDED_CALL_WINDOW_BYTES]);
+        assert_eq!(client.after_rest().await, [0; 0]);
+        assert_eq!(budget.grown_bytes(), EXTRA);
+        call.wait(false);
+        client.after_rest().await;
+        assert_eq!(budget.grown_bytes(), 0);
+        call.moved(MUCH);
+        assert_eq!(client.poll(), [0; 0], "memory is short");
+        budget.release(9 * MIB);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_without_room_for_its_large_window_is_refused() {
+        let budget = bounded(2 * MIB);
+        let windows = CallWindows::new(&budget, LARGE);
+        let mut client = Client::of(&windows);
+        let first = windows.open().expect("windows are small");
+        first.moved(MUCH);
+        assert_eq!(client.poll(), [LARGE]);
+        let more: Vec<_> = std::iter::from_fn(|| windows.open()).collect();
+        assert_eq!(more.len() as u64, MIB / EXTRA - 1);
+        drop(first);
+        assert!(windows.open().is_some(), "a call has ended");
+    }
+}
