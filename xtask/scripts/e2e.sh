@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# e2e.sh FOLDER: builds what the end-to-end tests need: a control plane, the chart's renderings, and definitions of others' kinds.
+# e2e.sh FOLDER: builds what the end-to-end tests need: a control plane, Prometheus, the chart's renderings, and definitions of
+# others' kinds.
 # Go knows itself what is to be built anew, keeps the modules, and knows their sums.
 . "$(dirname "$0")/common.sh"
 need_go
@@ -12,7 +13,11 @@ version=$("$go" list -m -f '{{.Version}}' k8s.io/kubernetes)
 # As in Kubernetes' own builds: Helm asks the API server for its version.
 "$go" build -trimpath -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$folder" \
   ./cmd/etcd ./cmd/execs ./cmd/node k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kubectl
-cd ../crds
+echo "e2e: building Prometheus, with Kubernetes service discovery alone"
+cd prometheus
+"$go" build -tags remove_all_sd,enable_kubernetes_sd -trimpath -ldflags="-s -w" -o "$folder" \
+  github.com/prometheus/prometheus/cmd/prometheus
+cd ../../crds
 echo "e2e: fetching definitions of cert-manager, Prometheus Operator and Gateway API"
 "$go" mod download
 rm -rf "$folder/crds"

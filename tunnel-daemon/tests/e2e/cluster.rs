@@ -19,8 +19,8 @@ const PROGRAMS: &str = "ADIT_E2E_PROGRAMS";
 /// Address of the API server's Service.
 pub(crate) const SERVICE: &str = "10.96.0.1";
 /// Host name of aggregated API server and webhooks in certificates.
-const EXTENSIONS: &str = "extensions.default.svc";
-const ADMIN_TOKEN: &str = "admin-of-the-test";
+pub(crate) const EXTENSIONS: &str = "extensions.default.svc";
+pub(crate) const ADMIN_TOKEN: &str = "admin-of-the-test";
 const SERVER_TOKEN: &str = "server-of-the-test";
 pub(crate) const AGENT_TOKEN: &str = "agent-of-the-test";
 pub(crate) const AUDIENCE: &str = "system:konnectivity-server";
@@ -235,8 +235,7 @@ impl Cluster {
             cluster.write_kubeconfig(name, &format!("127.0.0.1:{api_port}"), token);
         }
         // On the first node the API server has another address.
-        let address = format!("{}:{api_port}", cables[0][0]);
-        cluster.write_kubeconfig("node", &address, AGENT_TOKEN);
+        cluster.write_kubeconfig("node", &cluster.api_address(), AGENT_TOKEN);
         cluster.until_ready();
         cluster.prepare();
         cluster
@@ -287,6 +286,16 @@ impl Cluster {
     pub(crate) fn administrator_at(&self, port: u16) -> PathBuf {
         let user = format!("admin-{port}");
         self.write_kubeconfig(&user, &format!("127.0.0.1:{port}"), ADMIN_TOKEN)
+    }
+
+    /// Address and port of the API server as the first node sees it.
+    pub(crate) fn api_address(&self) -> String {
+        format!("{}:{}", self.cables[0][0], self.api_port)
+    }
+
+    /// A file with the administrator's token.
+    pub(crate) fn administrators_token(&self) -> PathBuf {
+        self.token_file("admin.token", ADMIN_TOKEN)
     }
 
     /// A kubeconfig of the administrator for the API server as the first node sees it, by this proxy.

@@ -5,11 +5,13 @@
 //! namespaces that only the tunnel reaches.
 
 mod admission;
+mod aggregated;
 mod balance;
 mod bootstrap;
 mod charts;
 mod client;
 mod cluster;
+mod components;
 mod credentials;
 mod crowds;
 mod fleet;
@@ -24,6 +26,7 @@ mod objects;
 mod pages;
 mod platforms;
 mod pods;
+mod prometheus;
 mod server;
 mod tunnels;
 

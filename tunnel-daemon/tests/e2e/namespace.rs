@@ -87,6 +87,11 @@ impl Node {
         Process::service(name, Path::new("nsenter"), &all, dir)
     }
 
+    /// The words before a shell command in the node's network.
+    pub(crate) fn enters(&self) -> String {
+        format!("nsenter --net=/proc/{}/ns/net", self.holder.id())
+    }
+
     /// An `nsenter` command for the node's network, to which a program is appended.
     pub(crate) fn entering(&self) -> Command {
         let mut command = Command::new("nsenter");

@@ -11,6 +11,7 @@ tool (
 require (
 	github.com/creack/pty v1.1.24
 	go.etcd.io/etcd/server/v3 v3.6.8
+	golang.org/x/net v0.49.0
 	k8s.io/api v0.36.0
 	k8s.io/client-go v0.36.0
 	k8s.io/cri-streaming v0.36.0
@@ -122,7 +123,6 @@ require (
 	go.yaml.in/yaml/v3 v3.0.4 // indirect
 	golang.org/x/crypto v0.47.0 // indirect
 	golang.org/x/exp v0.0.0-20251219203646-944ab1f22d93 // indirect
-	golang.org/x/net v0.49.0 // indirect
 	golang.org/x/oauth2 v0.34.0 // indirect
 	golang.org/x/sync v0.19.0 // indirect
 	golang.org/x/sys v0.40.0 // indirect

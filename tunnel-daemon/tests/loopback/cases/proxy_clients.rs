@@ -1,7 +1,6 @@
 //! Programs with proxy settings of their own, through the SOCKS5 and HTTP proxy frontends. Their targets have names that only the
 //! agent resolves. curl is in its own file, Go's clients are in the interop tier.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -9,19 +8,15 @@ use std::process::{Command, Output, Stdio};
 use adit::agent::RunningAgent;
 use adit_net::tasks::Tasks;
 use adit_testkit::certificates::Usage;
-use adit_testkit::http;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
-use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufStream};
 use tokio::net::TcpSocket;
 
-use crate::support::blocking::{is_nightly, secs, until};
 use crate::support::clients::Io;
-use crate::support::process::Process;
 use crate::support::skip::{finds_program, has_program, skip};
 use crate::support::world::World;
-use crate::support::{ports, targets, tls};
+use crate::support::{targets, tls};
 
 /// Names below localhost are the agent's own host (RFC 6761).
 const NAME: &str = "web.localhost";
@@ -348,122 +343,4 @@ async fn openssl_s_client_sees_the_targets_certificate_through_a_connect() {
     let errors = errors(&refused);
     assert!(!refused.status.success(), "a closed port is open");
     assert!(errors.contains("502"), "{errors}");
-}
-
-/// Hosts 127.0.0.1 to 127.0.0.200, each with a sample of its own.
-const SCRAPED: u8 = 200;
-/// The first of them are scraped with TLS, too.
-const SCRAPED_BY_TLS: u8 = 5;
-
-/// What Prometheus is to scrape: each host through each proxy.
-fn scrape_config(world: &World, plain: u16, secure: u16) -> String {
-    let targets = |last: u8, port: u16| {
-        let targets = (1..=last).map(|host| format!("'127.0.0.{host}:{port}'"));
-        targets.collect::<Vec<String>>().join(", ")
-    };
-    let (of_all, of_some) = (targets(SCRAPED, plain), targets(SCRAPED_BY_TLS, secure));
-    let ca = world.files.ca_file();
-    let mut config =
-        "global: {scrape_interval: 5s, scrape_timeout: 5s}\nscrape_configs:\n".to_owned();
-    for (number, proxy) in proxies(world, "socks5").iter().enumerate() {
-        config += &format!(
-            "- job_name: plain-{number}\n  proxy_url: {proxy}\n  static_configs: [{{targets: [{of_all}]}}]\n"
-        );
-        config += &format!(
-            "- job_name: tls-{number}\n  scheme: https\n  proxy_url: {proxy}\n  \
-             tls_config: {{ca_file: '{}', server_name: {NAME}}}\n  static_configs: [{{targets: [{of_some}]}}]\n",
-            ca.display()
-        );
-    }
-    config
-}
-
-/// The result of a query, whose characters are those that URLs may have.
-fn query(port: u16, query: &str) -> Option<Vec<Value>> {
-    let at = ([127, 0, 0, 1], port).into();
-    let answer = http::get(at, &format!("/api/v1/query?query={query}")).ok()?;
-    let answer: Value = serde_json::from_str(answer.body()).ok()?;
-    answer["data"]["result"].as_array().cloned()
-}
-
-/// The number of a sample: Prometheus writes it as text.
-fn number(series: &Value) -> Option<f64> {
-    series["value"][1].as_str()?.parse().ok()
-}
-
-/// The sample of a host is its last byte, so that a response of another host is noticed.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prometheus_scrapes_200_targets_through_each_proxy() {
-    const TEST: &str = "prometheus_scrapes_200_targets_through_each_proxy";
-    /// `count(sum_over_time(up[10m])>=3)`: targets that were up in three scrapes.
-    const UP: &str = "count(sum_over_time(up%5B10m%5D)%3E=3)";
-    /// `count(min_over_time(up[10m])==0)`: targets that were ever down.
-    const EVER_DOWN: &str = "count(min_over_time(up%5B10m%5D)==0)";
-    if !is_nightly() {
-        println!("only at night: some scrapes of each target take half a minute");
-        return;
-    }
-    if !finds_program("prometheus", TEST) {
-        return;
-    }
-    let (world, _agent) = linked().await;
-    let sample = |host: u8| move |_path: &str| Some(format!("host_number {host}\n").into_bytes());
-    let (plain, _plain) = targets::serve(move |stream| async move {
-        let host = last_byte(&stream)?;
-        serve_http(stream, sample(host)).await
-    })
-    .await;
-    let acceptor = tls::acceptor(&world, "web");
-    let (secure, _secure) = targets::serve(move |stream| {
-        let acceptor = acceptor.clone();
-        async move {
-            let host = last_byte(&stream)?;
-            serve_http(acceptor.accept(stream).await?, sample(host)).await
-        }
-    })
-    .await;
-
-    let dir = world.dir.path();
-    let config = dir.join("prometheus.yaml");
-    fs::write(&config, scrape_config(&world, plain, secure)).expect("a file");
-    let port = ports::free();
-    let mut command = Command::new("prometheus");
-    command
-        .arg(format!("--config.file={}", config.display()))
-        .arg(format!(
-            "--storage.tsdb.path={}",
-            dir.join("tsdb").display()
-        ))
-        .arg(format!("--web.listen-address=127.0.0.1:{port}"));
-    let _prometheus = Process::start_command("prometheus", command, dir);
-
-    let all = 2 * (usize::from(SCRAPED) + usize::from(SCRAPED_BY_TLS));
-    let all_up = f64::from(u32::try_from(all).expect("few"));
-    until("three scrapes of each target", secs(120), || {
-        let counted = query(port, UP)?;
-        (number(counted.first()?)? == all_up).then_some(())
-    });
-    let down = query(port, EVER_DOWN).expect("it answers");
-    assert!(down.is_empty(), "targets were down: {down:?}");
-    let samples = query(port, "host_number").expect("it answers");
-    assert_eq!(samples.len(), all);
-    let mut jobs: BTreeMap<&str, u8> = BTreeMap::new();
-    for series in &samples {
-        let [job, instance] = ["job", "instance"].map(|label| series["metric"][label].as_str());
-        let instance = instance.and_then(|at| at.strip_prefix("127.0.0."));
-        let host = instance.and_then(|at| at.split(':').next()?.parse().ok());
-        assert!(host.is_some() && number(series) == host, "{series}");
-        *jobs.entry(job.expect("a job")).or_default() += 1;
-    }
-    let plain = ["plain-0", "plain-1"].map(|job| (job, SCRAPED));
-    let secure = ["tls-0", "tls-1"].map(|job| (job, SCRAPED_BY_TLS));
-    assert_eq!(jobs, plain.into_iter().chain(secure).collect());
-}
-
-/// The last byte of the address that a connection is to.
-fn last_byte(stream: &tokio::net::TcpStream) -> std::io::Result<u8> {
-    match stream.local_addr()?.ip() {
-        std::net::IpAddr::V4(ip) => Ok(ip.octets()[3]),
-        std::net::IpAddr::V6(ip) => panic!("{ip}: it listens on IPv4"),
-    }
 }

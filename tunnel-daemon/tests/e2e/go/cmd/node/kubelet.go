@@ -33,6 +33,7 @@ func kubelet(address, containers string) http.Handler {
 	node := node{address, containers}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
+	mux.HandleFunc("/metrics", metrics)
 	mux.HandleFunc("/exec/{namespace}/{pod}/{container}", node.exec)
 	mux.HandleFunc("/attach/{namespace}/{pod}/{container}", node.attach)
 	mux.HandleFunc("/portForward/{namespace}/{pod}", node.portForward)

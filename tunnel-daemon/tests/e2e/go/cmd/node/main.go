@@ -1,4 +1,4 @@
-// Command node is what a control plane reaches on a node, in end-to-end tests: a kubelet, a pod, an aggregated API server and
+// Command node is what a control plane reaches on a node, in end-to-end tests: a kubelet, pods, an aggregated API server and
 // webhooks. Logs, exec, attach and port-forward are served by the streaming code that container runtimes use.
 package main
 
@@ -18,6 +18,13 @@ const (
 	kubeletPort = "10250"
 	podPort     = "8080"
 	apiPort     = "8443"
+	// Of all addresses that the node has: metrics, without TLS and with it.
+	metricsPort  = "9100"
+	metricsByTLS = "9443"
+	// Of all addresses, too: the cluster's DNS, and a customer's proxy with TLS.
+	namesPort    = "53"
+	customerPort = "3129"
+	everyAddress = "0.0.0.0"
 )
 
 func main() {
@@ -39,16 +46,16 @@ func main() {
 	if !clients.AppendCertsFromPEM(pem) {
 		log.Fatalf("no certificate in %s", *authority)
 	}
-	listen := func(port string) net.Listener {
-		listener, err := net.Listen("tcp", net.JoinHostPort(*address, port))
+	listen := func(address, port string) net.Listener {
+		listener, err := net.Listen("tcp", net.JoinHostPort(address, port))
 		if err != nil {
 			log.Fatal(err)
 		}
 		return listener
 	}
 	// Streams are upgraded from HTTP/1.1.
-	protected := func(port string, mode tls.ClientAuthType) net.Listener {
-		return tls.NewListener(listen(port), &tls.Config{
+	protected := func(listener net.Listener, mode tls.ClientAuthType) net.Listener {
+		return tls.NewListener(listener, &tls.Config{
 			Certificates: []tls.Certificate{pair},
 			ClientCAs:    clients,
 			ClientAuth:   mode,
@@ -59,10 +66,14 @@ func main() {
 	serve := func(listener net.Listener, handler http.Handler) {
 		go func() { failed <- http.Serve(listener, handler) }()
 	}
-	serve(protected(kubeletPort, tls.RequireAndVerifyClientCert), kubelet(*address, *containers))
+	serve(protected(listen(*address, kubeletPort), tls.RequireAndVerifyClientCert), kubelet(*address, *containers))
 	// The API server shows no certificate to a webhook.
-	serve(protected(apiPort, tls.VerifyClientCertIfGiven), extensions(*address))
-	serve(listen(podPort), pod(*address))
+	serve(protected(listen(*address, apiPort), tls.VerifyClientCertIfGiven), extensions(*address))
+	serve(listen(*address, podPort), pod(*address))
+	serve(listen(everyAddress, metricsPort), http.HandlerFunc(metrics))
+	serve(protected(listen(everyAddress, metricsByTLS), tls.NoClientCert), http.HandlerFunc(metrics))
+	serve(protected(listen(everyAddress, customerPort), tls.NoClientCert), http.HandlerFunc(forward))
+	go func() { failed <- names(listen(everyAddress, namesPort), net.ParseIP(*address)) }()
 	fmt.Println("serving")
 	log.Fatal(<-failed)
 }
