@@ -22,7 +22,7 @@ use crate::node::NodeSide;
 use crate::probes::{NO_SERVER, Readiness, SERVERS_SILENT};
 use crate::process::{Probes, Process, ProcessPlan};
 use crate::status::AgentSource;
-use adit_agent::connector::{RecentServers, ServerConnector};
+use adit_agent::connector::{ForwardProxies, RecentServers, ServerConnector};
 use adit_agent::context::{Dials, LinkContext};
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::{SearchRules, SyncPolicy};
@@ -129,7 +129,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         connector: ServerConnector {
             resolver: server_resolver,
             tls,
-            proxy: plan.forward_proxy.clone(),
+            proxies: ForwardProxies::new(&plan.forward_proxy, &TlsPolicy::default())?,
             accounts: process.accounts.clone(),
             own_sockets: own_sockets.clone(),
             agent: plan.agent_id.clone(),

@@ -26,7 +26,7 @@ use crate::process::{Probes, Process, ProcessPlan};
 use crate::server::tenant::followed_users;
 use crate::status::ServerSource;
 use crate::status::model::Role;
-use adit_agent::connector::{RecentServers, ServerConnector};
+use adit_agent::connector::{ForwardProxies, RecentServers, ServerConnector};
 use adit_config::limits;
 use adit_config::plan::ProxyPlan;
 use adit_core::ids::AgentId;
@@ -98,7 +98,7 @@ pub async fn start_with(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result
         // Names of targets that nobody answers must not delay those of servers.
         resolver: Arc::new(resolver.sibling()),
         tls,
-        proxy: plan.forward_proxy.clone(),
+        proxies: ForwardProxies::new(&plan.forward_proxy, &plan.tls)?,
         accounts: process.accounts.clone(),
         own_sockets: process.own_sockets.clone(),
         agent: AgentId::new(&plan.id),

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use adit_agent::connector::{RecentServers, ServerConnector};
+use adit_agent::connector::{ForwardProxies, RecentServers, ServerConnector};
 use adit_agent::context::LinkContext;
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::{SearchRules, SyncPolicy};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::CountSource;
-use adit_config::plan::{ForwardProxy, LaneSecurity};
+use adit_config::plan::LaneSecurity;
 use adit_config::tls_policy::TlsPolicy;
 use adit_core::destination::DestinationList;
 use adit_core::ids::AgentId;
@@ -181,7 +181,7 @@ impl Agents {
             connector: ServerConnector {
                 resolver: Arc::clone(&self.resolver),
                 tls: Arc::clone(&self.tls),
-                proxy: ForwardProxy::default(),
+                proxies: ForwardProxies::none(),
                 accounts: Accounts::off(),
                 own_sockets: OwnSockets::off(),
                 agent: agent.clone(),

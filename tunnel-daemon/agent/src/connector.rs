@@ -1,6 +1,7 @@
 //! Connects to a server: resolves the name, opens TCP, through an HTTP proxy if the environment names one, and runs TLS.
 
 mod error;
+mod forward_proxy;
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,16 +10,14 @@ use std::time::Duration;
 
 use adit_core::ids::AgentId;
 use adit_core::lane;
-use adit_kube::no_proxy::is_excepted;
-use adit_proxy::connect::{NoTunnel, open_tunnel};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 pub use error::ConnectorError;
+pub use forward_proxy::ForwardProxies;
 
 use adit_config::address::ServerAddress;
 use adit_config::limits;
-use adit_config::plan::ForwardProxy;
 use adit_net::accounts::{Accounts, Labels};
 use adit_net::direct;
 use adit_net::happy_eyeballs::Race;
@@ -26,7 +25,7 @@ use adit_net::resolve::{self, Resolve, servers_of_host, servers_of_service};
 use adit_net::self_sockets::OwnSockets;
 use adit_net::socket;
 use adit_telemetry::labels::AccountRole;
-use adit_tls::handshake::{HandshakeError, connect_tls};
+use adit_tls::handshake::connect_tls;
 use adit_tls::reload::ReloadableClientTls;
 use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 use adit_tls::tls::server_name;
@@ -48,8 +47,8 @@ pub struct ServerConnector {
     pub resolver: Arc<dyn Resolve>,
     /// Current TLS files.
     pub tls: Arc<ReloadableClientTls>,
-    /// Proxy settings from the environment.
-    pub proxy: ForwardProxy,
+    /// The way through HTTP proxies.
+    pub proxies: ForwardProxies,
     /// Kernel accounting.
     pub accounts: Accounts,
     /// Sockets that a redirect on this node must not capture.
@@ -144,17 +143,19 @@ impl ServerConnector {
         purpose: Purpose,
     ) -> Result<Connected, ConnectorError> {
         if let ServerAddress::Host { host, port } = address
-            && let Some(proxy) = self.proxy_for(host, *port)
+            && let Some(proxy) = self.proxies.of(host, *port)
         {
-            let proxy = proxy_address(proxy).map_err(|why| ConnectorError::Proxy {
+            let proxy = proxy.map_err(|why| ConnectorError::Proxy {
                 proxy: "of HTTPS_PROXY".to_owned(),
                 target: address.to_string(),
-                answer: why.to_owned(),
+                answer: format!("it {why}"),
             })?;
             // The proxy resolves the name, which this host may be unable to resolve.
-            let tcp = self.through(&proxy, &address.to_string(), purpose).await?;
+            let (socket, peer) = self.through(&proxy, &address.to_string(), purpose).await?;
             let limit = limits::TLS_HANDSHAKE_TIMEOUT;
-            return self.secure(tcp, host, *port, purpose, limit).await;
+            return self
+                .secure((socket, peer), host, *port, purpose, limit)
+                .await;
         }
         let draw = |below| rand::random_range(0..below);
         let (name, found) = match address {
@@ -230,7 +231,8 @@ impl ServerConnector {
                         let limit = tls_time(time, left);
                         let (host, port) = (&server.host, server.addr.port());
                         // Boxed: this future is far larger than the rest of the call.
-                        match Box::pin(self.secure(tcp, host, port, purpose, limit)).await {
+                        let socket = (Socket::Tcp(tcp), PeerAddr::Tcp(server.addr));
+                        match Box::pin(self.secure(socket, host, port, purpose, limit)).await {
                             Ok(reached) => return Ok(reached),
                             Err(failure) => failure,
                         }
@@ -265,109 +267,36 @@ impl ServerConnector {
             destination_class: "",
         };
         let accounted = self.accounts.connecting(&socket, &labels);
-        direct::connect(&self.own_sockets, socket, addr)
+        let tcp = direct::connect(&self.own_sockets, socket, addr)
             .await
-            .inspect_err(|_refused| self.accounts.failed(accounted))
-    }
-
-    /// Connects to the first of a name's addresses that accepts; else returns the last error.
-    async fn any_of(&self, host: &str, port: u16, purpose: Purpose) -> Result<TcpStream, String> {
-        let draw = |below| rand::random_range(0..below);
-        let found = servers_of_host(&*self.resolver, host, port, draw).await;
-        let found = found.map_err(|error| error.to_string())?;
-        let attempt = |server: resolve::ServerAddress| self.dial(server.addr, purpose);
-        let mut race = Race::new(found, attempt);
-        let mut failure = "the proxy's name has no address".to_owned();
-        while let Some((_server, dialled)) = race.next().await {
-            match dialled {
-                Ok(tcp) => return Ok(tcp),
-                Err(error) => failure = error.to_string(),
-            }
+            .inspect_err(|_refused| self.accounts.failed(accounted))?;
+        match purpose {
+            Purpose::Link => tune(&tcp),
+            Purpose::Lane | Purpose::Tunnel => socket::tune_lane(&tcp),
         }
-        Err(failure)
+        Ok(tcp)
     }
 
     async fn secure(
         &self,
-        tcp: TcpStream,
+        (socket, peer): (Socket, PeerAddr),
         host: &str,
         port: u16,
         purpose: Purpose,
         limit: Duration,
     ) -> Result<Connected, ConnectorError> {
-        let peer = tcp
-            .peer_addr()
-            .map_err(|error| HandshakeError::of(&error))?;
         let alpn = match purpose {
-            Purpose::Link => {
-                tune(&tcp);
-                None
-            }
-            Purpose::Lane => {
-                socket::tune_lane(&tcp);
-                Some(self.tls.spec().alpn.records_beside(lane::ALPN))
-            }
-            Purpose::Tunnel => {
-                socket::tune_lane(&tcp);
-                None
-            }
+            Purpose::Link | Purpose::Tunnel => None,
+            Purpose::Lane => Some(self.tls.spec().alpn.records_beside(lane::ALPN)),
         };
         let name = server_name(host)?;
-        let stream = connect_tls(
-            Socket::Tcp(tcp),
-            PeerAddr::Tcp(peer),
-            &self.tls,
-            name,
-            alpn.as_ref(),
-            limit,
-        )
-        .await?;
+        let stream = connect_tls(socket, peer, &self.tls, name, alpn.as_ref(), limit).await?;
         let authority = if self.tls.spec().identity.is_some() {
             bracketed(host)
         } else {
             format!("{}:{port}", bracketed(host))
         };
         Ok(Connected { stream, authority })
-    }
-
-    /// The configured proxy for this server, unless an exception names the server.
-    fn proxy_for(&self, host: &str, port: u16) -> Option<&str> {
-        let proxy = self.proxy.https_proxy.as_deref()?;
-        let exceptions = self.proxy.no_proxy.as_deref().unwrap_or_default();
-        (!is_excepted(host, port, exceptions)).then_some(proxy)
-    }
-
-    async fn through(
-        &self,
-        proxy: &str,
-        target: &str,
-        purpose: Purpose,
-    ) -> Result<TcpStream, ConnectorError> {
-        let failed = |answer: String| ConnectorError::Proxy {
-            proxy: proxy.to_owned(),
-            target: target.to_owned(),
-            answer,
-        };
-        let (host, port) = proxy
-            .rsplit_once(':')
-            .ok_or_else(|| failed("the proxy's address has no port".to_owned()))?;
-        let port: u16 = port
-            .parse()
-            .map_err(|_bad| failed(format!("the proxy's address has the bad port {port:?}")))?;
-        let host = host.trim_matches(['[', ']']);
-        let mut tcp = self.any_of(host, port, purpose).await.map_err(failed)?;
-        match open_tunnel(&mut tcp, target, None).await {
-            Ok(early) if early.is_empty() => Ok(tcp),
-            Ok(_early) => Err(failed("the proxy speaks before it is asked".to_owned())),
-            Err(NoTunnel::Refused { status, .. }) => {
-                Err(failed(format!("the proxy answered status {status}")))
-            }
-            Err(NoTunnel::Closed) => {
-                let why = "the proxy closed the connection before it answered";
-                Err(failed(why.to_owned()))
-            }
-            Err(other) => Err(failed(other.to_string())),
-        }
     }
 }
 
@@ -392,32 +321,6 @@ fn tune(tcp: &TcpStream) {
     if let Err(error) = socket::tune_link(tcp, limits::LINK_ACK_TIMEOUT) {
         tracing::debug!(%error, "cannot tune a server connection");
     }
-}
-
-/// `host:port` of an `http://` proxy; the default port is 80.
-///
-/// # Errors
-/// The unsupported part; never the configured text, which may contain a password.
-fn proxy_address(text: &str) -> Result<String, &'static str> {
-    let rest = match text.split_once("://") {
-        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
-        Some(_) => return Err("only http:// proxies are supported"),
-        None => text,
-    };
-    let address = rest.split(['/', '?', '#']).next().unwrap_or(rest);
-    // Searched in the whole text: a password may contain characters that end the address.
-    if rest.contains('@') {
-        return Err("a user name or password for the proxy is not supported");
-    }
-    let has_port = match address.strip_prefix('[') {
-        Some(bracketed) => bracketed.contains("]:"),
-        None => address.contains(':'),
-    };
-    Ok(if has_port {
-        address.to_owned()
-    } else {
-        format!("{address}:80")
-    })
 }
 
 #[cfg(test)]

@@ -52,7 +52,10 @@ pub fn parse_naming(
         Some(Program::Agent) => legacy::agent(
             &args,
             id(env, "PROXY_AGENT_ID"),
-            ForwardProxy::from_env(env),
+            ForwardProxy {
+                is_clear: true,
+                ..ForwardProxy::from_env(env)
+            },
         )?,
         Some(Program::Proxy) | None => return flags::parse(&args, env, variables),
     };

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use adit_core::text::beginning;
 use bytes::{Buf as _, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
@@ -15,6 +16,8 @@ const PROVISIONAL_MAX: usize = 10;
 /// Octets of a refusal's body that are read, and how long they are waited for.
 const BODY_OCTETS_MAX: usize = 4 * 1024;
 const BODY_WITHIN: Duration = Duration::from_secs(2);
+/// Octets of what a proxy wants, at most.
+const WANTS_BYTES_MAX: usize = 200;
 /// Octets asked for at once.
 const READ_OCTETS: usize = 1024;
 
@@ -34,13 +37,22 @@ pub enum NoTunnel {
     #[error("its answer is no HTTP: {0}")]
     NotHttp(&'static str),
     /// The other end refuses.
-    #[error("it answered status {status}: {body}")]
+    #[error("it answered status {status}{}: {body}", told(wants))]
     Refused {
         /// Status code.
         status: u16,
         /// The first octets of the answer's body, as text.
         body: String,
+        /// The fields `Proxy-Authenticate`, cut: how to say who one is (RFC 9110, section 11.7.1).
+        wants: String,
     },
+}
+
+fn told(wants: &str) -> String {
+    match wants {
+        "" => String::new(),
+        wants => format!(" and wants {wants}"),
+    }
 }
 
 /// Asks for a tunnel to `target`, an authority; `authorization` is the value of `Proxy-Authorization`. Returns what the target
@@ -96,6 +108,7 @@ where
     Err(NoTunnel::Refused {
         status: head.status,
         body: String::from_utf8_lossy(&read).into_owned(),
+        wants: head.wants,
     })
 }
 
@@ -115,6 +128,7 @@ struct Head {
     /// Of its body: to the end of the connection where the head does not say, and none where it is cut into chunks.
     length: u64,
     octets: usize,
+    wants: String,
 }
 
 impl Head {
@@ -142,6 +156,11 @@ impl Head {
             let field = fields.find(|field| field.name.eq_ignore_ascii_case(name))?;
             std::str::from_utf8(field.value).ok()
         };
+        let wants = response.headers.iter();
+        let wants = wants.filter(|field| field.name.eq_ignore_ascii_case("proxy-authenticate"));
+        let wants: Vec<_> = wants
+            .map(|field| field.value.escape_ascii().to_string())
+            .collect();
         let length = match value("transfer-encoding") {
             Some(_chunked) => Some(0),
             None => value("content-length").and_then(|value| value.trim().parse().ok()),
@@ -150,6 +169,7 @@ impl Head {
             status: response.code.unwrap_or_default(),
             length: length.unwrap_or(u64::MAX),
             octets,
+            wants: beginning(&wants.join(", "), WANTS_BYTES_MAX).to_owned(),
         }))
     }
 }
@@ -243,13 +263,29 @@ mod tests {
         ] {
             for at in 0..answer.len() {
                 match asked(answer.as_bytes(), at).await {
-                    Err(NoTunnel::Refused { status: told, body }) => {
+                    Err(NoTunnel::Refused {
+                        status: told, body, ..
+                    }) => {
                         assert_eq!((told, &*body), (status, text), "{at}");
                     }
                     other => panic!("{answer:?} {other:?}"),
                 }
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_proxy_that_asks_who_one_is_is_quoted() {
+        let answer = "HTTP/1.1 407 Who?\r\nProxy-Authenticate: Negotiate\r\nproxy-authenticate: Basic realm=\"a\u{e9}b\"\r\nContent-Length: 0\r\n\r\n";
+        let error = asked(answer.as_bytes(), 9).await.unwrap_err().to_string();
+        assert!(
+            error.contains(r#"407 and wants Negotiate, Basic realm=\"a\xc3\xa9b\""#),
+            "{error}"
+        );
+        let long = "x".repeat(1000);
+        let answer = format!("HTTP/1.1 407 Who?\r\nProxy-Authenticate: {long}\r\n\r\n");
+        let error = asked(answer.as_bytes(), 9).await.unwrap_err().to_string();
+        assert!(error.len() < 300, "{error}");
     }
 
     #[tokio::test]

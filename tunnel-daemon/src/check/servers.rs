@@ -9,10 +9,11 @@ use tokio::runtime::Builder;
 use super::line::{missing, ok};
 use crate::agent::{agent_tls, client_tls};
 use crate::status::model::Capability;
-use adit_agent::connector::{Connected, RecentServers, ServerConnector};
+use adit_agent::connector::{Connected, ForwardProxies, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::{AgentPlan, ForwardProxy, ProxyPlan};
+use adit_config::tls_policy::TlsPolicy;
 use adit_core::ids::AgentId;
 use adit_host::blocking::start_runtime;
 use adit_net::accounts::Accounts;
@@ -47,6 +48,15 @@ fn reached(
     proxy: &ForwardProxy,
     servers: &[ServerAddress],
 ) -> anyhow::Result<Vec<Capability>> {
+    let proxies = match ForwardProxies::new(proxy, &TlsPolicy::default()) {
+        Ok(proxies) => proxies,
+        Err(error) => {
+            let remedy = "name the bundle that it is trusted by: --proxy-ca-cert";
+            return Ok(vec![
+                missing(format!("the proxy: {error}"), remedy).named(NAME),
+            ]);
+        }
+    };
     // Broken files already have a line.
     let Ok(tls) = tls else {
         let untried = "not tried: the certificates above cannot be used";
@@ -58,7 +68,7 @@ fn reached(
         let connector = ServerConnector {
             resolver: Arc::new(SystemResolver::new()?),
             tls,
-            proxy: proxy.clone(),
+            proxies,
             accounts: Accounts::off(),
             own_sockets: OwnSockets::off(),
             agent: AgentId::new(""),
@@ -95,8 +105,11 @@ async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capabil
             "give one that the server's CA has signed: that of --cluster-ca-cert for agents, of --server-ca-cert for proxies",
         ),
         // The server sends first, or waits for the client to.
-        Ok(Ok(_)) | Err(_) => ok(format!(
-            "{address} can be reached, and both ends accept each other"
-        )),
+        Ok(Ok(_)) | Err(_) => {
+            let way = connector.proxies.way_to(address);
+            ok(format!(
+                "{address} can be reached{way}, and both ends accept each other"
+            ))
+        }
     }
 }

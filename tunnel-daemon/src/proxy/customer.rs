@@ -10,7 +10,7 @@ use adit_proxy::http::Parent;
 use http::HeaderValue;
 
 use super::routes::Reached;
-use adit_config::plan::{CustomerProxies, CustomerProxy};
+use adit_config::plan::{CustomerProxies, HttpProxy};
 use adit_config::tls_policy::TlsPolicy;
 use adit_kube::no_proxy::is_excepted;
 use adit_tls::nested::{Nested, SystemTrust};
@@ -44,7 +44,7 @@ impl Customer {
     }
 
     /// The proxy for a host; `alone` as for a tunnel.
-    pub(super) fn of(&self, host: &str, port: u16, alone: bool) -> Option<&CustomerProxy> {
+    pub(super) fn of(&self, host: &str, port: u16, alone: bool) -> Option<&HttpProxy> {
         let proxy = if alone {
             &self.plan.https
         } else {
@@ -71,7 +71,7 @@ impl Customer {
     /// The proxy cannot be reached, or TLS to it fails or takes too long.
     pub(super) async fn secured(
         &self,
-        proxy: &CustomerProxy,
+        proxy: &HttpProxy,
         reaching: impl Future<Output = Result<Reached, DialFailure>>,
     ) -> Result<Reached, DialFailure> {
         let Reached { stream, early, by } = reaching.await?;
@@ -95,7 +95,7 @@ impl Customer {
     /// The proxy cannot be reached, TLS to it fails, or it refuses or gives no answer.
     pub(super) async fn tunnel(
         &self,
-        proxy: &CustomerProxy,
+        proxy: &HttpProxy,
         target: &str,
         reaching: impl Future<Output = Result<Reached, DialFailure>>,
     ) -> Result<Reached, DialFailure> {
@@ -104,7 +104,9 @@ impl Customer {
         let opening = open_tunnel(&mut reached.stream, target, authorization.as_deref());
         match in_time(proxy, opening).await? {
             Ok(early) => Ok(Reached { early, ..reached }),
-            Err(NoTunnel::Refused { status: 403, body }) => {
+            Err(NoTunnel::Refused {
+                status: 403, body, ..
+            }) => {
                 let text = failed(proxy, &Excerpt(&body)).to_string();
                 Err(DialFailure::Denied(Box::new(TargetDenied::quoted(&text))))
             }
@@ -114,17 +116,14 @@ impl Customer {
 }
 
 /// What comes of waiting for the proxy, which may never answer.
-async fn in_time<T>(
-    proxy: &CustomerProxy,
-    waiting: impl Future<Output = T>,
-) -> Result<T, DialFailure> {
+async fn in_time<T>(proxy: &HttpProxy, waiting: impl Future<Output = T>) -> Result<T, DialFailure> {
     let waited = tokio::time::timeout(ANSWER_WITHIN, waiting).await;
     waited.map_err(|_elapsed| failed(proxy, &"it gives no answer: i/o timeout"))
 }
 
 /// A failure at the proxy, whose words are cut and escaped.
-fn failed(proxy: &CustomerProxy, error: &dyn std::fmt::Display) -> DialFailure {
-    let CustomerProxy { host, port, .. } = proxy;
+fn failed(proxy: &HttpProxy, error: &dyn std::fmt::Display) -> DialFailure {
+    let HttpProxy { host, port, .. } = proxy;
     let error = error.to_string();
     DialFailure::Target(format!("proxy {host}:{port}: {}", Excerpt(&error)))
 }
@@ -145,7 +144,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let files = ThrowawayFiles::create(&["server".to_owned()]).unwrap();
         for scheme in ["http", "https"] {
-            let proxy = CustomerProxy::parse(&format!("{scheme}://{address}")).unwrap();
+            let proxy = HttpProxy::parse(&format!("{scheme}://{address}")).unwrap();
             let plan = CustomerProxies {
                 https: Some(proxy.clone()),
                 bundle: Some(files.ca_file()),

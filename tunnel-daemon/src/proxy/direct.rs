@@ -14,7 +14,7 @@ use bytes::Bytes;
 use ipnet::{Ipv4Net, Ipv6Net};
 use tokio::net::TcpStream;
 
-use adit_config::plan::{CustomerProxy, DirectPlan};
+use adit_config::plan::{DirectPlan, HttpProxy};
 use adit_net::dial::{DialError, Network};
 use adit_net::direct;
 use adit_net::happy_eyeballs::Race;
@@ -67,7 +67,7 @@ const GUARDED_V6: [([u16; 8], u8); 6] = [
 pub(super) struct Direct {
     plan: DirectPlan,
     /// The environment's proxy, if there is one.
-    proxy: Option<CustomerProxy>,
+    proxy: Option<HttpProxy>,
     /// Hosts that are not a cloud's, whatever their names end with.
     others: Vec<String>,
     resolver: Arc<SystemResolver>,
@@ -90,7 +90,7 @@ impl Direct {
             .https_proxy
             .as_deref()
             .filter(|_| plan.cloud_apis);
-        let proxy = url.map(CustomerProxy::parse).transpose();
+        let proxy = url.map(HttpProxy::parse).transpose();
         let proxy = proxy.map_err(|why| anyhow::anyhow!("HTTPS_PROXY {why}"))?;
         if proxy.as_ref().is_some_and(|proxy| proxy.is_tls) {
             anyhow::bail!("HTTPS_PROXY names a proxy that is spoken to by TLS: write http://");
@@ -161,7 +161,7 @@ impl Direct {
     /// By the environment's proxy, which is told an address that was judged, and never a client's name.
     async fn by_proxy(
         &self,
-        proxy: &CustomerProxy,
+        proxy: &HttpProxy,
         permitted: Vec<IpAddr>,
         port: u16,
     ) -> Result<(ByteStream, Bytes), DialFailure> {

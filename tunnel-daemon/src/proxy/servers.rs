@@ -237,7 +237,7 @@ impl Servers {
                     server: server.name.clone(),
                 })
             }
-            Err(NoTunnel::Refused { status, body }) => Err(failure_of(status, &body)),
+            Err(NoTunnel::Refused { status, body, .. }) => Err(failure_of(status, &body)),
             Err(error @ NoTunnel::Target) => Err(DialFailure::Target(error.to_string())),
             Err(error) => Err(DialFailure::NoServer(format!("{peer}: {error}"))),
         }

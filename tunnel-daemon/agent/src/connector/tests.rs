@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::*;
+use adit_config::plan::HttpProxy;
 use adit_config::tls_policy::TlsPolicy;
 use adit_net::resolve::{Answer, SrvRecord};
 use adit_testkit::certificates::ThrowawayFiles;
@@ -62,7 +63,7 @@ fn connector(files: &ThrowawayFiles, book: Book) -> ServerConnector {
     ServerConnector {
         resolver: Arc::new(book),
         tls: Reloadable::load(tls).unwrap(),
-        proxy: ForwardProxy::default(),
+        proxies: ForwardProxies::none(),
         accounts: Accounts::off(),
         own_sockets: OwnSockets::off(),
         agent: AgentId::new("a"),
@@ -365,31 +366,8 @@ fn an_ipv6_address_is_bracketed_in_the_authority() {
     }
 }
 
-#[test]
-fn proxy_urls_are_http_and_errors_hide_passwords() {
-    for (text, expected) in [
-        ("http://proxy.example:3128", Ok("proxy.example:3128")),
-        ("HTTP://proxy.example/", Ok("proxy.example:80")),
-        ("proxy.example:3128", Ok("proxy.example:3128")),
-        ("http://[2001:db8::1]", Ok("[2001:db8::1]:80")),
-        ("http://[2001:db8::1]:3128/x", Ok("[2001:db8::1]:3128")),
-    ] {
-        assert_eq!(proxy_address(text).as_deref(), expected.as_ref().copied());
-    }
-    for text in [
-        "https://proxy.example",
-        "socks5://proxy.example",
-        "http://me:s3cret@proxy.example:3128",
-        "me:s3cret@proxy.example",
-        "http://me:s3cret/x@proxy.example",
-    ] {
-        let error = proxy_address(text).unwrap_err();
-        assert!(!error.contains("s3cret"), "{error}");
-    }
-}
-
 /// A connector without names, and the listener and address of its forward proxy.
-async fn behind_a_proxy(files: &ThrowawayFiles) -> (ServerConnector, TcpListener, String) {
+async fn behind_a_proxy(files: &ThrowawayFiles) -> (ServerConnector, TcpListener, HttpProxy) {
     let book = Book {
         ips: Vec::new(),
         ports: Vec::new(),
@@ -397,7 +375,8 @@ async fn behind_a_proxy(files: &ThrowawayFiles) -> (ServerConnector, TcpListener
     };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    (connector(files, book), listener, address)
+    let proxy = HttpProxy::parse(&address).unwrap();
+    (connector(files, book), listener, proxy)
 }
 
 #[tokio::test]
@@ -409,13 +388,13 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
         ("HTTP/1.1 200 OK\r\nVia: 1.1 old\n\r\n", true),
         ("HTTP/1.0 407 Who are you?\n\n", false),
     ] {
-        let (connector, listener, address) = behind_a_proxy(&files).await;
+        let (connector, listener, through) = behind_a_proxy(&files).await;
         let proxy = async {
             let (mut agent, _) = listener.accept().await.unwrap();
             agent.write_all(answer.as_bytes()).await.unwrap();
             agent
         };
-        let through = connector.through(&address, "server.test:8091", Purpose::Link);
+        let through = connector.through(&through, "server.test:8091", Purpose::Link);
         let both = async { tokio::join!(through, proxy) };
         // The proxy's socket stays open, so EOF cannot mark the end of the answer.
         let both = timeout(SOON, both).await;
@@ -427,7 +406,7 @@ async fn a_proxy_may_end_its_lines_without_carriage_returns() {
 #[tokio::test]
 async fn a_proxy_that_closes_before_its_answer_is_reported() {
     let files = certificates();
-    let (connector, listener, address) = behind_a_proxy(&files).await;
+    let (connector, listener, through) = behind_a_proxy(&files).await;
     let proxy = async {
         let (mut agent, _) = listener.accept().await.unwrap();
         let mut head = Vec::new();
@@ -435,7 +414,8 @@ async fn a_proxy_that_closes_before_its_answer_is_reported() {
             head.push(agent.read_u8().await.unwrap());
         }
     };
-    let through = connector.through(&address, "server.test:8091", Purpose::Link);
+    let address = format!("{}:{}", through.host, through.port);
+    let through = connector.through(&through, "server.test:8091", Purpose::Link);
     let both = timeout(SOON, async { tokio::join!(through, proxy) }).await;
     let error = both.unwrap().0.unwrap_err().to_string();
     let end = "the proxy closed the connection before it answered";

@@ -11,12 +11,12 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::connector::{RecentServers, ServerConnector};
+use crate::connector::{ForwardProxies, RecentServers, ServerConnector};
 use crate::link::tests::context;
 use crate::servers::{Servers, ServersSettings};
 use crate::sync::{SearchRules, SyncPolicy};
 use adit_config::plan::CountSource;
-use adit_config::plan::{ForwardProxy, LaneSecurity};
+use adit_config::plan::LaneSecurity;
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::descriptors::Descriptors;
 use adit_net::accounts::Accounts;
@@ -46,7 +46,7 @@ fn proxy() -> (Arc<NodeProxy>, AgentMetrics) {
         connector: ServerConnector {
             resolver: Arc::new(SystemResolver::new().unwrap()),
             tls,
-            proxy: ForwardProxy::default(),
+            proxies: ForwardProxies::none(),
             accounts: Accounts::off(),
             own_sockets: OwnSockets::off(),
             agent: agent.clone(),

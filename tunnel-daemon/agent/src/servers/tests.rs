@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::connector::RecentServers;
+use crate::connector::{ForwardProxies, RecentServers};
 use crate::link::tests::open_dialer;
 use adit_config::plan::CountSource;
 use adit_config::plan::ForwardProxy;
@@ -74,7 +74,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
         connector: ServerConnector {
             resolver,
             tls,
-            proxy,
+            proxies: ForwardProxies::new(&proxy, &TlsPolicy::default()).unwrap(),
             accounts: adit_net::accounts::Accounts::off(),
             own_sockets: adit_net::self_sockets::OwnSockets::off(),
             agent: AgentId::new("a"),
@@ -226,7 +226,7 @@ async fn an_unresponsive_forward_proxy_times_out_after_twenty_seconds() {
     let address = listener.local_addr().unwrap();
     let proxy = ForwardProxy {
         https_proxy: Some(format!("http://{address}")),
-        no_proxy: None,
+        ..ForwardProxy::default()
     };
     // The kernel accepts the connection, and the request is never read.
     let took = first_failure(Names(None), address, proxy);

@@ -111,6 +111,9 @@ struct ServerFlags {
     /// CA bundle of the servers' certificates
     #[arg(long, value_name = "FILE")]
     ca_cert: PathBuf,
+    /// CA bundle of the https:// proxy that HTTPS_PROXY names [default: the system's]
+    #[arg(long, value_name = "FILE")]
+    proxy_ca_cert: Option<PathBuf>,
     /// Client certificate
     #[arg(long, value_name = "FILE", requires = "agent_key")]
     agent_cert: Option<PathBuf>,
@@ -213,7 +216,7 @@ impl AgentFlags {
                 alpn: servers.alpn_proto,
             },
             token_path: servers.token_path,
-            forward_proxy: ForwardProxy::from_env(env),
+            forward_proxy: ForwardProxy::from_env(env).trusting(servers.proxy_ca_cert),
             sync_interval: servers.sync_interval,
             sync_interval_cap: servers.sync_interval_cap,
             sync_forever: servers.sync_forever,

@@ -90,6 +90,9 @@ struct ServerFlags {
     /// CA bundle of the servers' certificates
     #[arg(long, value_name = "FILE")]
     ca_cert: PathBuf,
+    /// CA bundle of the https:// proxy that HTTPS_PROXY names [default: the system's]
+    #[arg(long, value_name = "FILE")]
+    proxy_ca_cert: Option<PathBuf>,
     /// Client certificate
     #[arg(long, value_name = "FILE", requires = "client_key")]
     client_cert: Option<PathBuf>,
@@ -159,7 +162,7 @@ impl ProxyFlags {
                     .map(|(cert, key)| Identity { cert, key }),
                 alpn: Vec::new(),
             },
-            forward_proxy: ForwardProxy::from_env(env),
+            forward_proxy: ForwardProxy::from_env(env).trusting(servers.proxy_ca_cert),
             names: self.names.plan(),
             direct: DirectPlan::default(),
             customer: CustomerProxies::default(),

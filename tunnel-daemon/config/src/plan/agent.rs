@@ -133,6 +133,7 @@ impl AgentSettings {
         let identity = self.tls.identity.as_ref();
         check_files([
             ("--ca-cert", Some(&self.tls.ca_cert)),
+            ("--proxy-ca-cert", self.forward_proxy.ca_cert.as_ref()),
             ("--agent-cert", identity.map(|identity| &identity.cert)),
             ("--agent-key", identity.map(|identity| &identity.key)),
             ("--service-account-token-path", self.token_path.as_ref()),

@@ -8,6 +8,7 @@ mod admin_socket;
 mod agent;
 mod data_path;
 mod frontends;
+mod http_proxy;
 mod leases;
 mod names;
 mod netns;
@@ -24,10 +25,9 @@ pub use admin_socket::{AdminSocketChoice, AdminSocketPlan, Program};
 pub use agent::{AgentPlan, AgentSettings, AgentTls};
 pub use data_path::{DataPathPlan, LaneSecurity};
 pub use frontends::{ClientsPlan, Dialect, FrontendListen, FrontendPlan};
+pub use http_proxy::HttpProxy;
 pub use leases::{CountPlan, CountSource, PublishPlan, count_source};
-pub use names::{
-    CustomerProxies, CustomerProxy, DNS_PORT, DirectPlan, GuestDns, NamesPlan, Resolver,
-};
+pub use names::{CustomerProxies, DNS_PORT, DirectPlan, GuestDns, NamesPlan, Resolver};
 pub use netns::{NetnsChoice, NetnsPlan};
 pub use node::{CapturedService, DestinationsPlan, NodeRedirectPlan, TargetListener};
 pub use parts::{

@@ -266,6 +266,10 @@ pub struct ForwardProxy {
     pub https_proxy: Option<String>,
     /// `NO_PROXY`, else `no_proxy`.
     pub no_proxy: Option<String>,
+    /// Certificates that are trusted in place of this system's, for TLS to the proxy.
+    pub ca_cert: Option<PathBuf>,
+    /// An `https://` proxy gets clear text, as from grpc-go, unless it gets a password.
+    pub is_clear: bool,
 }
 
 impl ForwardProxy {
@@ -280,7 +284,15 @@ impl ForwardProxy {
         Self {
             https_proxy: first(["HTTPS_PROXY", "https_proxy"]),
             no_proxy: first(["NO_PROXY", "no_proxy"]),
+            ca_cert: None,
+            is_clear: false,
         }
+    }
+
+    /// With the certificates of a flag.
+    #[must_use]
+    pub fn trusting(self, ca_cert: Option<PathBuf>) -> Self {
+        Self { ca_cert, ..self }
     }
 }
 
@@ -290,7 +302,7 @@ impl fmt::Debug for ForwardProxy {
         f.debug_struct("ForwardProxy")
             .field("https_proxy", &https_proxy)
             .field("no_proxy", &self.no_proxy)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -341,6 +353,7 @@ mod tests {
         let proxy = ForwardProxy {
             https_proxy: Some("http://me:s3cret@proxy.example".to_owned()),
             no_proxy: Some("localhost".to_owned()),
+            ..ForwardProxy::default()
         };
         let printed = format!("{proxy:?}");
         assert!(!printed.contains("s3cret") && printed.contains("localhost"));

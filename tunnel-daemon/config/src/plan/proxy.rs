@@ -110,6 +110,7 @@ impl ProxySettings {
             (ca_cert, Some(&self.server_tls.ca_cert)),
             (cert, identity.map(|identity| &identity.cert)),
             (key, identity.map(|identity| &identity.key)),
+            ("--proxy-ca-cert", self.forward_proxy.ca_cert.as_ref()),
         ])?;
         let health = self.health.iter().map(|bind| ("--health-port", bind));
         check_distinct(self.clients.binds().chain(health))?;

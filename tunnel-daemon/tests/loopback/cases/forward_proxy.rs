@@ -1,16 +1,24 @@
 //! Agents that reach their server through an HTTP proxy, as `HTTPS_PROXY` says.
 
+use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use adit::agent::{self, RunningAgent};
+use adit_testkit::certificates::ThrowawayFiles;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
-use crate::support::targets;
+use crate::support::clients::Io;
+use crate::support::process::Process;
+use crate::support::skip::finds_program;
 use crate::support::wait::until;
 use crate::support::world::{World, agent_plan_in};
+use crate::support::{ports, targets, tls};
 
 /// What the proxy does with a request.
 #[derive(Clone, Copy)]
@@ -35,6 +43,15 @@ struct Proxy {
 impl Proxy {
     /// Answers requests in turn from `script`, and further ones with its last entry.
     async fn start(server: SocketAddr, script: &'static [Answer]) -> Self {
+        Self::start_with(server, script, None).await
+    }
+
+    /// As [`Self::start`], with TLS to its clients.
+    async fn start_with(
+        server: SocketAddr,
+        script: &'static [Answer],
+        acceptor: Option<TlsAcceptor>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let asked: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -46,9 +63,16 @@ impl Proxy {
                 let (stream, _) = listener.accept().await.expect("a connection");
                 let answer = script.get(number).or_else(|| script.last());
                 let answer = *answer.expect("a script is not empty");
-                let heads = Arc::clone(&heads);
+                let (heads, acceptor) = (Arc::clone(&heads), acceptor.clone());
                 serving.spawn(async move {
-                    let _agent_left = serve(stream, server, answer, &heads).await;
+                    let _agent_left = match acceptor {
+                        None => serve(stream, server, answer, &heads).await,
+                        Some(acceptor) => {
+                            let stream = acceptor.accept(stream).await?;
+                            serve(stream, server, answer, &heads).await
+                        }
+                    };
+                    std::io::Result::Ok(())
                 });
             }
         });
@@ -65,7 +89,7 @@ impl Proxy {
 }
 
 async fn serve(
-    mut agent: TcpStream,
+    mut agent: impl Io,
     server: SocketAddr,
     answer: Answer,
     heads: &Mutex<Vec<String>>,
@@ -121,6 +145,132 @@ async fn an_agent_reaches_its_server_through_the_proxy() {
         assert!(asked.iter().all(|other| *other == head), "{asked:?}");
         assert!(!asked.is_empty());
     }
+}
+
+/// User and password are those of the URL, without its escapes, and get to the proxy alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_for_the_proxy_is_sent_as_basic() {
+    let (target, _echo) = targets::local_echo().await;
+    let world = World::start(&[]).await;
+    let proxy = Proxy::start(world.server().agents, &[ESTABLISHED]).await;
+    let url = format!("http://us%40er:p%3Ass@{}", proxy.address);
+    let _agent = agent_of(&world, "server.test", &[("HTTPS_PROXY", url)]).await;
+    world.links(1).await;
+    world.assert_serves(&target).await;
+    let known = "\r\nProxy-Authorization: Basic dXNAZXI6cDpzcw==\r\n";
+    let asked = proxy.asked();
+    assert!(asked.iter().all(|head| head.contains(known)), "{asked:?}");
+}
+
+/// Link and lanes run inside TLS to the proxy, whose certificate is verified.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_https_proxy_is_spoken_to_by_tls() {
+    let (target, _echo) = targets::local_echo().await;
+    let world = World::start(&[]).await;
+    let acceptor = tls::acceptor(&world, "server");
+    let proxy = Proxy::start_with(world.server().agents, &[ESTABLISHED], Some(acceptor)).await;
+    let port = world.server().agents.port();
+    let ca = format!("--proxy-ca-cert={}", world.files.ca_file().display());
+    let server = format!("--proxy-server-host=server.test:{port}");
+    let args = world.agent_args("proxied", port, &["!--proxy-server-host", &server, &ca]);
+    let env = [("HTTPS_PROXY", format!("https://a:b@{}", proxy.address))];
+    let plan = agent_plan_in(&env, &args).expect("flags are right");
+    let _agent = agent::start(&plan).await.expect("the agent starts");
+    world.links(1).await;
+    until("a lane through the proxy", || proxy.asked().len() > 1).await;
+    for _tunnel in 0..8 {
+        world.assert_serves(&target).await;
+    }
+    assert!(proxy.asked().iter().all(|head| head.contains("Basic YTpi")));
+
+    // A proxy by another CA's certificate is asked for nothing.
+    let strangers = ThrowawayFiles::create(&["127.0.0.1".to_owned()]).expect("certificates");
+    let ca = format!("--proxy-ca-cert={}", strangers.ca_file().display());
+    let args = world.agent_args("strange", port, &["!--proxy-server-host", &server, &ca]);
+    let acceptor = tls::acceptor(&world, "server");
+    let other = Proxy::start_with(world.server().agents, &[ESTABLISHED], Some(acceptor)).await;
+    let env = [("HTTPS_PROXY", format!("https://a:b@{}", other.address))];
+    let plan = agent_plan_in(&env, &args).expect("flags are right");
+    let strange = agent::start(&plan).await.expect("the agent starts");
+    let failures = "server_connection_failure_count{direction=\"to_server\"} 1";
+    until("a refused proxy", || {
+        strange.metrics.scrape().text().contains(failures)
+    })
+    .await;
+    strange.stop().await;
+    assert_eq!(other.asked(), [""; 0]);
+}
+
+/// squid, in clear and by TLS, for those who have the password; and one who has not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_reach_their_server_through_squid() {
+    const TEST: &str = "agents_reach_their_server_through_squid";
+    const HELPER: &str = "/usr/lib/squid/basic_ncsa_auth";
+    if !finds_program("squid", TEST) || !finds_program("openssl", TEST) {
+        return;
+    }
+    let world = World::start(&[]).await;
+    let dir = tempfile::TempDir::new().expect("a folder");
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let hash = Command::new("openssl")
+        .args(["passwd", "-apr1", "p:ss"])
+        .output();
+    let hash = String::from_utf8(hash.expect("openssl runs").stdout).expect("text");
+    fs::write(at("users"), format!("us@er:{hash}")).expect("a file");
+    fs::write(at("hosts"), "127.0.0.1 server.test\n").expect("a file");
+    let [clear, secure] = [(); 2].map(|()| ports::free());
+    let (cert, key) = (world.files.cert("server"), world.files.key("server"));
+    let config = format!(
+        "http_port 127.0.0.1:{clear}\nhttps_port 127.0.0.1:{secure} tls-cert={} tls-key={}\n\
+         auth_param basic program {HELPER} {}\nacl known proxy_auth REQUIRED\nhttp_access allow known\n\
+         http_access deny all\nhosts_file {}\npid_filename none\naccess_log none\ncache_log stdio:/dev/stderr\n\
+         cache deny all\nshutdown_lifetime 0 seconds\n",
+        cert.display(),
+        key.display(),
+        at("users"),
+        at("hosts"),
+    );
+    fs::write(at("squid.conf"), config).expect("a file");
+    for name in ["", "users", "hosts"] {
+        // squid reads them as another user.
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(at(name), mode).expect("it is ours");
+    }
+    let mut squid = Command::new("squid");
+    squid.args(["-N", "-f", &at("squid.conf")]);
+    let _squid = Process::start_command("squid", squid, dir.path());
+    let (target, _echo) = targets::local_echo().await;
+    let port = world.server().agents.port();
+    let ca = format!("--proxy-ca-cert={}", world.files.ca_file().display());
+    let server = format!("--proxy-server-host=server.test:{port}");
+    let start = |name: &'static str, url: String| {
+        let args = world.agent_args(name, port, &["!--proxy-server-host", &server, &ca]);
+        let plan = agent_plan_in(&[("HTTPS_PROXY", url)], &args).expect("flags are right");
+        async move { agent::start(&plan).await.expect("the agent starts") }
+    };
+    for (name, url) in [
+        (
+            "in-clear",
+            format!("http://us%40er:p%3Ass@127.0.0.1:{clear}"),
+        ),
+        (
+            "by-tls",
+            format!("https://us%40er:p%3Ass@127.0.0.1:{secure}"),
+        ),
+    ] {
+        let agent = start(name, url).await;
+        world.links(1).await;
+        world.assert_serves(&target).await;
+        agent.stop().await;
+        world.links(0).await;
+    }
+    let unknown = start("unknown", format!("http://127.0.0.1:{clear}")).await;
+    let failures = "server_connection_failure_count{direction=\"to_server\"} 2";
+    until("refusals", || {
+        unknown.metrics.scrape().text().contains(failures)
+    })
+    .await;
+    world.links(0).await;
 }
 
 /// The agent counts each failure and retries.

@@ -1,0 +1,236 @@
+//! The way to servers through an HTTP proxy, which HTTPS_PROXY names (RFC 9110, section 9.3.6).
+
+use adit_config::address::ServerAddress;
+use adit_config::limits;
+use adit_config::plan::{ForwardProxy, HttpProxy};
+use adit_config::tls_policy::TlsPolicy;
+use adit_kube::no_proxy::is_excepted;
+use adit_net::happy_eyeballs::Race;
+use adit_net::resolve::{self, servers_of_host};
+use adit_net::tasks::Tasks;
+use adit_proxy::connect::{NoTunnel, open_tunnel};
+use adit_tls::nested::SystemTrust;
+use adit_tls::stream::{ByteStream, PeerAddr, Socket};
+use adit_tls::tls::{TlsError, server_name};
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::timeout;
+
+use super::{ConnectorError, Purpose, ServerConnector, bracketed};
+
+/// Connections inside TLS to a proxy, at most: far above the lanes of an agent.
+const INSIDE_MAX: usize = 10_000;
+/// Bytes that such a connection may hold, each way.
+const INSIDE_BYTES: usize = 32 * 1024;
+/// What to do about status 407.
+const WHO: &str = "give the user and password in HTTPS_PROXY, as http://USER:PASSWORD@HOST:PORT: Basic is what Adit has";
+
+/// Which servers are reached through which proxy, and what TLS to it trusts.
+pub struct ForwardProxies {
+    settings: ForwardProxy,
+    /// For proxies that are spoken to by TLS.
+    trust: Option<SystemTrust>,
+    inside: Tasks,
+}
+
+impl ForwardProxies {
+    /// Reads what TLS to the proxy trusts, if it is needed. Blocks.
+    ///
+    /// # Errors
+    /// No certificate can be used.
+    pub fn new(settings: &ForwardProxy, policy: &TlsPolicy) -> Result<Self, TlsError> {
+        let url = settings.https_proxy.as_deref();
+        let proxy = url.and_then(|url| HttpProxy::parse(url).ok());
+        let speaks_tls = proxy.is_some_and(|proxy| is_spoken_to_by_tls(settings, &proxy));
+        let trust = speaks_tls.then(|| SystemTrust::load(policy, settings.ca_cert.as_deref()));
+        Ok(Self {
+            settings: settings.clone(),
+            trust: trust.transpose()?,
+            inside: Tasks::new(INSIDE_MAX),
+        })
+    }
+
+    /// Every server is reached directly.
+    #[must_use]
+    pub fn none() -> Self {
+        Self {
+            settings: ForwardProxy::default(),
+            trust: None,
+            inside: Tasks::new(0),
+        }
+    }
+
+    /// The proxy for this server, unless an exception names the server; or what is wrong with its URL.
+    pub(super) fn of(&self, host: &str, port: u16) -> Option<Result<HttpProxy, &'static str>> {
+        let proxy = self.settings.https_proxy.as_deref()?;
+        let exceptions = self.settings.no_proxy.as_deref().unwrap_or_default();
+        (!is_excepted(host, port, exceptions)).then(|| HttpProxy::parse(proxy))
+    }
+
+    /// In words for users: ` through the proxy HOST:PORT`, or nothing.
+    #[must_use]
+    pub fn way_to(&self, server: &ServerAddress) -> String {
+        match server {
+            ServerAddress::Host { host, port } => match self.of(host, *port) {
+                Some(Ok(proxy)) => format!(" through the proxy {}", name_of(&proxy)),
+                Some(Err(_)) | None => String::new(),
+            },
+            ServerAddress::Srv { .. } => String::new(),
+        }
+    }
+
+    /// A socket whose bytes go through `stream`, until one of both ends.
+    fn socket(
+        &self,
+        mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> Result<Socket, String> {
+        let (near, mut far) = UnixStream::pair().map_err(|error| error.to_string())?;
+        let copying = async move {
+            let (up, down) = (INSIDE_BYTES, INSIDE_BYTES);
+            if let Err(error) = copy_bidirectional_with_sizes(&mut far, &mut stream, up, down).await
+            {
+                tracing::debug!(%error, "a connection through a proxy failed");
+            }
+        };
+        let spawned = self.inside.spawn("inside-proxy-tls", copying);
+        spawned.map_err(|_full| "too many connections through it".to_owned())?;
+        Ok(Socket::Unix(near))
+    }
+}
+
+/// Without user and password.
+fn name_of(proxy: &HttpProxy) -> String {
+    format!("{}:{}", bracketed(&proxy.host), proxy.port)
+}
+
+/// grpc-go ignores the scheme `https`. A password is never sent in clear to a proxy of that scheme.
+fn is_spoken_to_by_tls(settings: &ForwardProxy, proxy: &HttpProxy) -> bool {
+    proxy.is_tls && !(settings.is_clear && proxy.user.is_none())
+}
+
+impl ServerConnector {
+    /// Connects to the first of a name's addresses that accepts; else returns the last error.
+    async fn any_of(&self, host: &str, port: u16, purpose: Purpose) -> Result<TcpStream, String> {
+        let draw = |below| rand::random_range(0..below);
+        let found = servers_of_host(&*self.resolver, host, port, draw).await;
+        let found = found.map_err(|error| error.to_string())?;
+        let attempt = |server: resolve::ServerAddress| self.dial(server.addr, purpose);
+        let mut race = Race::new(found, attempt);
+        let mut failure = "the proxy's name has no address".to_owned();
+        while let Some((_server, dialled)) = race.next().await {
+            match dialled {
+                Ok(tcp) => return Ok(tcp),
+                Err(error) => failure = error.to_string(),
+            }
+        }
+        Err(failure)
+    }
+
+    /// Connects to `target` through a proxy. Returns what TLS to the server runs over, and the proxy's address.
+    pub(super) async fn through(
+        &self,
+        proxy: &HttpProxy,
+        target: &str,
+        purpose: Purpose,
+    ) -> Result<(Socket, PeerAddr), ConnectorError> {
+        let reaching = self.reach_through(proxy, target, purpose).await;
+        reaching.map_err(|answer| ConnectorError::Proxy {
+            proxy: name_of(proxy),
+            target: target.to_owned(),
+            answer,
+        })
+    }
+
+    async fn reach_through(
+        &self,
+        proxy: &HttpProxy,
+        target: &str,
+        purpose: Purpose,
+    ) -> Result<(Socket, PeerAddr), String> {
+        let mut tcp = self.any_of(&proxy.host, proxy.port, purpose).await?;
+        let peer = PeerAddr::Tcp(tcp.peer_addr().map_err(|error| error.to_string())?);
+        let trust = self.proxies.trust.as_ref();
+        let Some(trust) = trust.filter(|_| is_spoken_to_by_tls(&self.proxies.settings, proxy))
+        else {
+            ask(&mut tcp, target, proxy).await?;
+            return Ok((Socket::Tcp(tcp), peer));
+        };
+        let name = server_name(&proxy.host).map_err(|error| error.to_string())?;
+        let connecting = trust.connect(name, ByteStream::Plain(Socket::Tcp(tcp), peer));
+        let connected = timeout(limits::TLS_HANDSHAKE_TIMEOUT, connecting).await;
+        let connected = connected.map_err(|_elapsed| "TLS to the proxy timed out".to_owned())?;
+        let mut stream = connected.map_err(|error| format!("TLS to the proxy: {error}"))?;
+        ask(&mut stream, target, proxy).await?;
+        Ok((self.proxies.socket(stream)?, peer))
+    }
+}
+
+async fn ask(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    target: &str,
+    proxy: &HttpProxy,
+) -> Result<(), String> {
+    match open_tunnel(stream, target, proxy.authorization().as_deref()).await {
+        Ok(early) if early.is_empty() => Ok(()),
+        Ok(_early) => Err("the proxy speaks before it is asked".to_owned()),
+        Err(NoTunnel::Refused {
+            status: 407, wants, ..
+        }) => {
+            let wants = match wants.as_str() {
+                "" => "does not say what it wants",
+                wants => wants,
+            };
+            Err(format!("the proxy answered status 407 ({wants}): {WHO}"))
+        }
+        Err(NoTunnel::Refused { status, .. }) => Err(format!("the proxy answered status {status}")),
+        Err(NoTunnel::Closed) => {
+            Err("the proxy closed the connection before it answered".to_owned())
+        }
+        Err(other) => Err(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_through_a_proxy_is_named_without_its_password() {
+        let settings = ForwardProxy {
+            https_proxy: Some("http://us:s3cret@[fd00::1]:3128".to_owned()),
+            no_proxy: Some("near.test".to_owned()),
+            ..ForwardProxy::default()
+        };
+        let proxies = ForwardProxies::new(&settings, &TlsPolicy::default()).unwrap();
+        for (host, way) in [
+            ("far.test", " through the proxy [fd00::1]:3128"),
+            ("near.test", ""),
+        ] {
+            let (host, port) = (host.to_owned(), 8091);
+            assert_eq!(proxies.way_to(&ServerAddress::Host { host, port }), way);
+        }
+    }
+
+    /// Upstream (configuration): HTTPS_PROXY of the scheme https is spoken to in clear, but never with a password
+    #[test]
+    fn a_password_gets_to_a_proxy_of_the_scheme_https_by_tls_alone() {
+        for (is_clear, url, by_tls) in [
+            (false, "https://a", true),
+            (false, "http://u:p@a", false),
+            (true, "https://a", false),
+            (true, "https://u:p@a", true),
+            (true, "http://u:p@a", false),
+        ] {
+            let settings = ForwardProxy {
+                is_clear,
+                ..ForwardProxy::default()
+            };
+            let proxy = HttpProxy::parse(url).unwrap();
+            assert_eq!(
+                is_spoken_to_by_tls(&settings, &proxy),
+                by_tls,
+                "{is_clear} {url}"
+            );
+        }
+    }
+}
