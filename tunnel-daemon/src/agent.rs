@@ -22,16 +22,17 @@ use crate::node::NodeSide;
 use crate::probes::{NO_SERVER, Readiness, SERVERS_SILENT};
 use crate::process::{Probes, Process, ProcessPlan};
 use crate::status::AgentSource;
-use adit_agent::connector::{ForwardProxies, RecentServers, ServerConnector};
-use adit_agent::context::{Dials, LinkContext};
+use adit_agent::connector::{ForwardProxies, ProxyTunnels, RecentServers, ServerConnector};
+use adit_agent::context::{Dials, LinkContext, TargetDialer};
 use adit_agent::servers::{Servers, ServersSettings};
 use adit_agent::sync::{SearchRules, SyncPolicy};
+use adit_agent::target_proxy::ProxiedTargets;
 use adit_config::limits;
 use adit_config::plan::{AgentPlan, AgentTls, CountPlan, CountSource};
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::wait::wait_until;
 use adit_net::dial::Dialer;
-use adit_net::resolve::SystemResolver;
+use adit_net::resolve::{Resolve, SystemResolver};
 use adit_net::tasks::Tasks;
 use adit_telemetry::AgentMetrics;
 use adit_telemetry::metrics_lease::AgentLeaseMetrics;
@@ -98,17 +99,37 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     let watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
     let certificates = process.watch_files(watched, api.as_ref(), None);
     let allowed = Arc::new(allowed);
-    let context = LinkContext {
-        agent: plan.agent_id.clone(),
-        dialer: Arc::new(Dialer::accounted(
-            resolver,
-            Arc::<DestinationList>::clone(&allowed),
-            allowed,
+    let resolver: Arc<dyn Resolve> = resolver;
+    let dialer = |permitted: &Arc<DestinationList>| {
+        Dialer::accounted(
+            Arc::clone(&resolver),
+            Arc::<DestinationList>::clone(permitted),
+            Arc::clone(&allowed),
             plan.dial_timeout,
             process.accounts.clone(),
             own_sockets.clone(),
             plan.agent_id.as_str(),
-        )),
+        )
+    };
+    let dialer: Arc<dyn TargetDialer> = match &plan.target_proxy {
+        None => Arc::new(dialer(&allowed)),
+        Some(proxy) => Arc::new(ProxiedTargets {
+            direct: dialer(&allowed),
+            to_proxy: dialer(&Arc::new(DestinationList::open())),
+            allowed: Arc::clone(&allowed),
+            tunnels: ProxyTunnels::new(
+                proxy.is_tls,
+                &TlsPolicy::default(),
+                plan.forward_proxy.ca_cert.as_deref(),
+            )?,
+            proxy: proxy.clone(),
+            no_proxy: plan.forward_proxy.no_proxy.clone().unwrap_or_default(),
+            timeout: plan.dial_timeout,
+        }),
+    };
+    let context = LinkContext {
+        agent: plan.agent_id.clone(),
+        dialer,
         isolation: isolation(&process.isolation),
         budget: Arc::clone(&process.budget),
         warn_on_channel_limit: plan.warn_on_channel_limit,

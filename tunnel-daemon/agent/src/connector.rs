@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 pub use error::ConnectorError;
-pub use forward_proxy::ForwardProxies;
+pub use forward_proxy::{ForwardProxies, ProxyTunnels};
 
 use adit_config::address::ServerAddress;
 use adit_config::limits;

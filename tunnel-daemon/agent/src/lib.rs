@@ -11,4 +11,5 @@ pub mod link;
 pub mod node;
 pub mod servers;
 pub mod sync;
+pub mod target_proxy;
 pub mod targets;

@@ -185,6 +185,18 @@ impl DestinationList {
         self.check_unresolved(name, port, |_place| false)
     }
 
+    /// Whether an entry names `name`, which somebody else resolves. No network and no open list permits that.
+    ///
+    /// # Errors
+    /// [`Denied`] with the reason.
+    pub fn check_named(&self, name: &str, port: u16) -> Result<(), Denied> {
+        let mut entries = self.entries.iter();
+        if entries.any(|entry| entry.takes_port(port) && entry.place.covers(None, Some(name))) {
+            return Ok(());
+        }
+        Err(self.unlisted(name, port))
+    }
+
     fn check_unresolved(
         &self,
         name: &str,
@@ -198,10 +210,14 @@ impl DestinationList {
         if self.is_open || self.entries.iter().any(covers) {
             return Ok(());
         }
-        Err(Denied {
+        Err(self.unlisted(name, port))
+    }
+
+    fn unlisted(&self, name: &str, port: u16) -> Denied {
+        Denied {
             flag: Some(self.flag),
             ..Denied::name(name, port, Why::NotListed)
-        })
+        }
     }
 
     /// Whether a connect to `addr` is allowed. `addr` is a literal address or, with `name`, a result of resolving that name.

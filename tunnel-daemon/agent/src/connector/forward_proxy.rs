@@ -1,5 +1,7 @@
 //! The way to servers through an HTTP proxy, which HTTPS_PROXY names (RFC 9110, section 9.3.6).
 
+use std::path::Path;
+
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::{ForwardProxy, HttpProxy};
@@ -12,25 +14,100 @@ use adit_proxy::connect::{NoTunnel, open_tunnel};
 use adit_tls::nested::SystemTrust;
 use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 use adit_tls::tls::{TlsError, server_name};
-use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, copy_bidirectional_with_sizes};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-use super::{ConnectorError, Purpose, ServerConnector, bracketed};
+use super::{ConnectorError, Purpose, ServerConnector};
 
-/// Connections inside TLS to a proxy, at most: far above the lanes of an agent.
-const INSIDE_MAX: usize = 10_000;
+/// Connections that are copied to a socket of their own, at most: far above the tunnels of an agent.
+const COPIED_MAX: usize = 10_000;
 /// Bytes that such a connection may hold, each way.
-const INSIDE_BYTES: usize = 32 * 1024;
+const COPIED_BYTES: usize = 32 * 1024;
 /// What to do about status 407.
 const WHO: &str = "give the user and password in HTTPS_PROXY, as http://USER:PASSWORD@HOST:PORT: Basic is what Adit has";
 
-/// Which servers are reached through which proxy, and what TLS to it trusts.
+/// Which servers are reached through which proxy.
 pub struct ForwardProxies {
     settings: ForwardProxy,
-    /// For proxies that are spoken to by TLS.
+    tunnels: ProxyTunnels,
+}
+
+/// Tunnels through a proxy.
+pub struct ProxyTunnels {
+    /// What TLS to it trusts, if it is spoken to by TLS.
     trust: Option<SystemTrust>,
-    inside: Tasks,
+    copied: Tasks,
+}
+
+impl ProxyTunnels {
+    /// Reads what TLS to the proxy trusts: `ca_cert`, or what the system does. Blocks.
+    ///
+    /// # Errors
+    /// No certificate can be used.
+    pub fn new(
+        speaks_tls: bool,
+        policy: &TlsPolicy,
+        ca_cert: Option<&Path>,
+    ) -> Result<Self, TlsError> {
+        let trust = speaks_tls.then(|| SystemTrust::load(policy, ca_cert));
+        Ok(Self {
+            trust: trust.transpose()?,
+            copied: Tasks::new(COPIED_MAX),
+        })
+    }
+
+    /// Asks the proxy at the other end of `tcp` for a tunnel to `target`, an authority. `may_speak`: the target may send first.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub async fn open(
+        &self,
+        mut tcp: TcpStream,
+        proxy: &HttpProxy,
+        target: &str,
+        may_speak: bool,
+    ) -> Result<Socket, String> {
+        let Some(trust) = &self.trust else {
+            let early = ask(&mut tcp, target, proxy, may_speak).await?;
+            return if early.is_empty() {
+                Ok(Socket::Tcp(tcp))
+            } else {
+                self.copied(tcp, early)
+            };
+        };
+        let peer = PeerAddr::Tcp(tcp.peer_addr().map_err(|error| error.to_string())?);
+        let name = server_name(&proxy.host).map_err(|error| error.to_string())?;
+        let connecting = trust.connect(name, ByteStream::Plain(Socket::Tcp(tcp), peer));
+        let connected = timeout(limits::TLS_HANDSHAKE_TIMEOUT, connecting).await;
+        let connected = connected.map_err(|_elapsed| "TLS to the proxy timed out".to_owned())?;
+        let mut stream = connected.map_err(|error| format!("TLS to the proxy: {error}"))?;
+        let early = ask(&mut stream, target, proxy, may_speak).await?;
+        self.copied(stream, early)
+    }
+
+    /// A socket with the bytes of `stream`, `early` first, until one of both ends.
+    fn copied(
+        &self,
+        mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        early: Bytes,
+    ) -> Result<Socket, String> {
+        let (near, mut far) = UnixStream::pair().map_err(|error| error.to_string())?;
+        let copying = async move {
+            let (up, down) = (COPIED_BYTES, COPIED_BYTES);
+            let copied = match far.write_all(&early).await {
+                Ok(()) => copy_bidirectional_with_sizes(&mut far, &mut stream, up, down).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = copied {
+                tracing::debug!(%error, "a connection through a proxy failed");
+            }
+        };
+        let spawned = self.copied.spawn("copied-through-proxy", copying);
+        spawned.map_err(|_full| "too many connections through it".to_owned())?;
+        Ok(Socket::Unix(near))
+    }
 }
 
 impl ForwardProxies {
@@ -42,11 +119,9 @@ impl ForwardProxies {
         let url = settings.https_proxy.as_deref();
         let proxy = url.and_then(|url| HttpProxy::parse(url).ok());
         let speaks_tls = proxy.is_some_and(|proxy| is_spoken_to_by_tls(settings, &proxy));
-        let trust = speaks_tls.then(|| SystemTrust::load(policy, settings.ca_cert.as_deref()));
         Ok(Self {
             settings: settings.clone(),
-            trust: trust.transpose()?,
-            inside: Tasks::new(INSIDE_MAX),
+            tunnels: ProxyTunnels::new(speaks_tls, policy, settings.ca_cert.as_deref())?,
         })
     }
 
@@ -55,8 +130,10 @@ impl ForwardProxies {
     pub fn none() -> Self {
         Self {
             settings: ForwardProxy::default(),
-            trust: None,
-            inside: Tasks::new(0),
+            tunnels: ProxyTunnels {
+                trust: None,
+                copied: Tasks::new(0),
+            },
         }
     }
 
@@ -72,35 +149,12 @@ impl ForwardProxies {
     pub fn way_to(&self, server: &ServerAddress) -> String {
         match server {
             ServerAddress::Host { host, port } => match self.of(host, *port) {
-                Some(Ok(proxy)) => format!(" through the proxy {}", name_of(&proxy)),
+                Some(Ok(proxy)) => format!(" through the proxy {}", proxy.authority()),
                 Some(Err(_)) | None => String::new(),
             },
             ServerAddress::Srv { .. } => String::new(),
         }
     }
-
-    /// A socket whose bytes go through `stream`, until one of both ends.
-    fn socket(
-        &self,
-        mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    ) -> Result<Socket, String> {
-        let (near, mut far) = UnixStream::pair().map_err(|error| error.to_string())?;
-        let copying = async move {
-            let (up, down) = (INSIDE_BYTES, INSIDE_BYTES);
-            if let Err(error) = copy_bidirectional_with_sizes(&mut far, &mut stream, up, down).await
-            {
-                tracing::debug!(%error, "a connection through a proxy failed");
-            }
-        };
-        let spawned = self.inside.spawn("inside-proxy-tls", copying);
-        spawned.map_err(|_full| "too many connections through it".to_owned())?;
-        Ok(Socket::Unix(near))
-    }
-}
-
-/// Without user and password.
-fn name_of(proxy: &HttpProxy) -> String {
-    format!("{}:{}", bracketed(&proxy.host), proxy.port)
 }
 
 /// grpc-go ignores the scheme `https`. A password is never sent in clear to a proxy of that scheme.
@@ -135,7 +189,7 @@ impl ServerConnector {
     ) -> Result<(Socket, PeerAddr), ConnectorError> {
         let reaching = self.reach_through(proxy, target, purpose).await;
         reaching.map_err(|answer| ConnectorError::Proxy {
-            proxy: name_of(proxy),
+            proxy: proxy.authority(),
             target: target.to_owned(),
             answer,
         })
@@ -147,21 +201,10 @@ impl ServerConnector {
         target: &str,
         purpose: Purpose,
     ) -> Result<(Socket, PeerAddr), String> {
-        let mut tcp = self.any_of(&proxy.host, proxy.port, purpose).await?;
+        let tcp = self.any_of(&proxy.host, proxy.port, purpose).await?;
         let peer = PeerAddr::Tcp(tcp.peer_addr().map_err(|error| error.to_string())?);
-        let trust = self.proxies.trust.as_ref();
-        let Some(trust) = trust.filter(|_| is_spoken_to_by_tls(&self.proxies.settings, proxy))
-        else {
-            ask(&mut tcp, target, proxy).await?;
-            return Ok((Socket::Tcp(tcp), peer));
-        };
-        let name = server_name(&proxy.host).map_err(|error| error.to_string())?;
-        let connecting = trust.connect(name, ByteStream::Plain(Socket::Tcp(tcp), peer));
-        let connected = timeout(limits::TLS_HANDSHAKE_TIMEOUT, connecting).await;
-        let connected = connected.map_err(|_elapsed| "TLS to the proxy timed out".to_owned())?;
-        let mut stream = connected.map_err(|error| format!("TLS to the proxy: {error}"))?;
-        ask(&mut stream, target, proxy).await?;
-        Ok((self.proxies.socket(stream)?, peer))
+        let socket = self.proxies.tunnels.open(tcp, proxy, target, false).await?;
+        Ok((socket, peer))
     }
 }
 
@@ -169,9 +212,10 @@ async fn ask(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     target: &str,
     proxy: &HttpProxy,
-) -> Result<(), String> {
+    may_speak: bool,
+) -> Result<Bytes, String> {
     match open_tunnel(stream, target, proxy.authorization().as_deref()).await {
-        Ok(early) if early.is_empty() => Ok(()),
+        Ok(early) if early.is_empty() || may_speak => Ok(early),
         Ok(_early) => Err("the proxy speaks before it is asked".to_owned()),
         Err(NoTunnel::Refused {
             status: 407, wants, ..

@@ -13,7 +13,7 @@ use crate::error::ConfigError;
 use crate::limits;
 use crate::plan::{
     AccountPlan, AgentPlan, AgentSettings, AgentTls, CapturedService, CountPlan, DataPathPlan,
-    ForwardProxy, Identity, IsolationPlan, NodeRedirectPlan, Program, TargetListener,
+    ForwardProxy, HttpProxy, Identity, IsolationPlan, NodeRedirectPlan, Program, TargetListener,
 };
 use crate::process_id::id;
 use crate::units::{duration, ip, number, port};
@@ -62,6 +62,10 @@ pub(super) struct AgentFlags {
     /// or all, or none; repeatable [default: all]
     #[arg(long = "allow-target", value_name = "TARGET", help_heading = "Targets")]
     allow_targets: Vec<String>,
+    /// HTTP proxy through which targets are reached, http:// or https://; names only if --allow-target has them as names; hosts
+    /// of NO_PROXY are dialled directly
+    #[arg(long, value_name = "URL", help_heading = "Targets")]
+    target_proxy: Option<String>,
     /// Time for a target to accept, with the lookup of its name and all its addresses
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration, help_heading = "Targets")]
     dial_timeout: Duration,
@@ -229,6 +233,10 @@ impl AgentFlags {
             )?,
             admin: self.admin.bind(self.admin_server_port)?,
             admin_socket: self.operation.admin_socket(Program::Agent, env),
+            target_proxy: (self.target_proxy.as_deref())
+                .map(HttpProxy::parse)
+                .transpose()
+                .map_err(|why| ConfigError::new(format!("--target-proxy {why}")))?,
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: self.node.target_listeners()?,
             redirect: self.node.redirect()?,

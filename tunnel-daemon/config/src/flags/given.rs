@@ -31,6 +31,8 @@ pub(super) const RESTRICTIONS: &[&str] = &[
 ];
 /// Prefixes of the values that Kubernetes puts into `..._PORT` for each Service of a pod's namespace.
 const SERVICE_LINKS: &[&str] = &["tcp://", "udp://", "sctp://"];
+/// Flags whose value is a URL that may have a password.
+const URLS: &[&str] = &["target-proxy"];
 /// Protocols in the names of such variables.
 const PROTOCOLS: &[&str] = &["TCP", "UDP", "SCTP"];
 /// The variable of log filters, which is no flag.
@@ -129,6 +131,30 @@ impl Given {
     }
 }
 
+/// Refuses passwords on the command line, which everyone on the host can read.
+fn check_urls(args: &[String]) -> Result<(), ConfigError> {
+    let mut flag = None;
+    for arg in before_dashes(args) {
+        let (name, value) = match (flag.take(), arg.strip_prefix("--")) {
+            (Some(name), _) => (name, Some(arg)),
+            (None, Some(rest)) => match rest.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (rest, None),
+            },
+            (None, None) => continue,
+        };
+        let is_url = URLS.contains(&name);
+        if is_url && value.is_some_and(|value| value.contains('@')) {
+            return Err(ConfigError::new(format!(
+                "--{name}: everyone on this host can read a command line: give a URL with a password by {}, or in the file of --config",
+                variable(name)
+            )));
+        }
+        flag = (is_url && value.is_none()).then_some(name);
+    }
+    Ok(())
+}
+
 /// Completes the arguments of a command that takes `--config`: first from the environment, then from the file, each with flags
 /// that are not set yet. `args` begins with the command's name. A request for help works whatever the file contains.
 ///
@@ -139,6 +165,7 @@ pub(super) fn complete(
     args: &[String],
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Given, ConfigError> {
+    check_urls(args)?;
     let mut given = Given {
         args: args.to_vec(),
         origins: BTreeMap::new(),

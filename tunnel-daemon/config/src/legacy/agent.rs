@@ -124,6 +124,7 @@ impl AgentOptions {
                 &self.shared.admin_bind_address,
                 self.admin_server_port,
             )?,
+            target_proxy: None,
             allow_targets: Some(self.allow_targets.clone()).filter(|targets| !targets.is_empty()),
             target_listeners: Vec::new(),
             redirect: None,

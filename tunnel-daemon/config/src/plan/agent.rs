@@ -10,6 +10,7 @@ use adit_core::ids::AgentId;
 use super::account::AccountPlan;
 use super::admin_socket::AdminSocketPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
+use super::http_proxy::HttpProxy;
 use super::leases::CountPlan;
 use super::node::{NodeRedirectPlan, TargetListener, check_targets};
 use super::parts::{
@@ -64,6 +65,8 @@ pub struct AgentSettings {
     pub admin: Option<BindAddress>,
     /// Unix socket for `adit status` and `adit top`.
     pub admin_socket: AdminSocketPlan,
+    /// The HTTP proxy through which targets are reached.
+    pub target_proxy: Option<HttpProxy>,
     /// `--allow-target` entries as typed; `None`: every target, as upstream.
     pub allow_targets: Option<Vec<String>>,
     /// Listeners for connections to the control plane.

@@ -21,6 +21,17 @@ pub struct HttpProxy {
 }
 
 impl HttpProxy {
+    /// Host and port, without user and password.
+    #[must_use]
+    pub fn authority(&self) -> String {
+        let Self { host, port, .. } = self;
+        if host.contains(':') {
+            format!("[{host}]:{port}")
+        } else {
+            format!("{host}:{port}")
+        }
+    }
+
     /// The value of `Proxy-Authorization` for it (RFC 7617).
     #[must_use]
     pub fn authorization(&self) -> Option<String> {

@@ -277,3 +277,20 @@ fn destination_lists_refuse_name_patterns() {
         assert!(of_server.is_err(), "{entry}");
     }
 }
+
+/// Neither a network nor an open list covers a name that somebody else resolves.
+#[test]
+fn only_an_entry_of_the_name_covers_what_is_not_resolved_here() {
+    let list = |entries: &[&str]| DestinationList::allow_targets(entries).unwrap();
+    for (entries, is_named) in [
+        (&["web.example:443"][..], true),
+        (&["Web.Example"], true),
+        (&["web.example:80"], false),
+        (&["0.0.0.0/0", "::/0"], false),
+        (&["all"], false),
+        (&[], false),
+    ] {
+        let checked = list(entries).check_named("WEB.example.", 443);
+        assert_eq!(checked.is_ok(), is_named, "{entries:?}");
+    }
+}

@@ -22,7 +22,7 @@ use crate::support::{ports, targets, tls};
 
 /// What the proxy does with a request.
 #[derive(Clone, Copy)]
-enum Answer {
+pub(super) enum Answer {
     /// Connects to the server, regardless of the requested name, and answers with these bytes.
     Tunnel(&'static [u8]),
     /// Writes these bytes and closes.
@@ -31,18 +31,19 @@ enum Answer {
     Flood,
 }
 
-const ESTABLISHED: Answer = Answer::Tunnel(b"HTTP/1.1 200 Connection established\r\n\r\n");
+pub(super) const ESTABLISHED: Answer =
+    Answer::Tunnel(b"HTTP/1.1 200 Connection established\r\n\r\n");
 
 /// A CONNECT proxy that connects only to one server.
-struct Proxy {
-    address: SocketAddr,
+pub(super) struct Proxy {
+    pub(super) address: SocketAddr,
     asked: Arc<Mutex<Vec<String>>>,
     _tasks: JoinSet<()>,
 }
 
 impl Proxy {
     /// Answers requests in turn from `script`, and further ones with its last entry.
-    async fn start(server: SocketAddr, script: &'static [Answer]) -> Self {
+    pub(super) async fn start(server: SocketAddr, script: &'static [Answer]) -> Self {
         Self::start_with(server, script, None).await
     }
 
@@ -83,7 +84,7 @@ impl Proxy {
         }
     }
 
-    fn asked(&self) -> Vec<String> {
+    pub(super) fn asked(&self) -> Vec<String> {
         self.asked.lock().expect("nothing panics").clone()
     }
 }

@@ -85,6 +85,7 @@ mod sockets;
 mod socks5;
 mod srv;
 mod strategies;
+mod target_proxy;
 mod thread_limits;
 mod token_crowds;
 mod tokens;

@@ -343,3 +343,42 @@ fn errors_name_the_file_or_variable() {
         error.message()
     );
 }
+
+/// A process list shows command lines. The environment and the file are for the process alone.
+#[test]
+fn a_url_with_a_password_is_refused_on_the_command_line_alone() {
+    let (_dir, pem) = file();
+    let agent = |more: &[&str], variable: Option<&str>| {
+        let own = ["adit", "agent", "--proxy-server-host=a", "--ca-cert", &pem];
+        let argv = own.iter().chain(more).map(OsString::from);
+        let env = |name: &str| {
+            let value = variable.filter(|_| name == "ADIT_TARGET_PROXY");
+            value.map(str::to_owned)
+        };
+        parse(argv, &env).map(|parsed| match parsed.command {
+            Command::Agent(plan) => plan.target_proxy.clone(),
+            other => panic!("{other:?}"),
+        })
+    };
+    let secret = "http://us:s3cret@proxy:3128";
+    for more in [
+        &["--target-proxy", secret][..],
+        &["--target-proxy=http://us:s3cret@proxy:3128"],
+    ] {
+        let error = agent(more, None).unwrap_err().message().to_owned();
+        assert!(
+            error.contains("ADIT_TARGET_PROXY") && !error.contains("s3cret"),
+            "{error}"
+        );
+    }
+    let proxy = agent(&[], Some(secret)).unwrap().unwrap();
+    assert_eq!(proxy.user, Some(("us".to_owned(), "s3cret".to_owned())));
+    let clear = agent(&["--target-proxy", "http://proxy"], None).unwrap();
+    assert_eq!(clear.map(|proxy| proxy.port), Some(80));
+    let error = agent(&[], Some("socks5://us:s3cret@proxy")).unwrap_err();
+    let error = error.message();
+    assert!(
+        error.contains("--target-proxy has no usable scheme") && !error.contains("s3cret"),
+        "{error}"
+    );
+}
