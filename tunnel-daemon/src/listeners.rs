@@ -14,6 +14,7 @@ use adit_core::lane;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, OptionFuture};
+use ipnet::IpNet;
 use rustls_pki_types::UnixTime;
 use tokio_util::sync::CancellationToken;
 
@@ -26,7 +27,7 @@ use adit_config::plan::{
 };
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::descriptors::{Descriptors, Use};
-use adit_net::accept::{AcceptEvents, AcceptTls, accept_loop};
+use adit_net::accept::{AcceptEvents, AcceptTls, Balancers, accept_loop};
 use adit_net::authority::AuthorityIo;
 use adit_net::handshakes::{HandshakeLimits, SlotError};
 use adit_net::listen::{ListenAddr, ListenError, Listener};
@@ -261,6 +262,7 @@ impl<'a> Listening<'a> {
             Some(tls),
             connections,
             ListenerLabel::Agent,
+            &agents.balancers,
             serve,
         );
         Ok(local)
@@ -335,7 +337,7 @@ impl<'a> Listening<'a> {
                     let io = AuthorityIo::new(stream, Limits::default());
                     grpc::serve(io, Arc::clone(&context), admission, keepalive)
                 };
-                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, serve);
+                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, &[], serve);
             }
             Dialect::HttpConnect => {
                 let heads = clients.connect;
@@ -343,7 +345,7 @@ impl<'a> Listening<'a> {
                     let peer = stream.peer();
                     http_connect::serve(stream, peer, Arc::clone(&context), heads)
                 };
-                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, serve);
+                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, &[], serve);
             }
             Dialect::HttpProxy => {
                 let requests = clients.connect;
@@ -357,7 +359,7 @@ impl<'a> Listening<'a> {
                         .then(|| http_proxy::serve(stream, peer, context, proxy, requests, users));
                     OptionFuture::from(serve).map(drop)
                 };
-                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, serve);
+                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, &[], serve);
             }
             Dialect::Socks5 => {
                 let requests = clients.connect;
@@ -368,7 +370,7 @@ impl<'a> Listening<'a> {
                         .then(|| socks5::serve(stream, peer, context, requests, users));
                     OptionFuture::from(serve).map(drop)
                 };
-                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, serve);
+                self.spawn(listener, tls, tasks, ListenerLabel::Frontend, &[], serve);
             }
         }
         Ok(local)
@@ -408,6 +410,7 @@ impl<'a> Listening<'a> {
         tls: Option<Arc<ReloadableServerTls>>,
         tasks: &Tasks,
         label: ListenerLabel,
+        balancers: &[IpNet],
         serve: H,
     ) where
         H: Fn(ByteStream) -> F + Send + Sync + 'static,
@@ -418,10 +421,12 @@ impl<'a> Listening<'a> {
         } else {
             limits::TLS_HANDSHAKE_TIMEOUT
         };
+        let balancers = Arc::new(Balancers(balancers.to_vec()));
         let tls = tls.map(|tls| AcceptTls {
             tls,
             limits: handshake_limits(self.process.descriptors.limit()),
             deadline,
+            balancers: Arc::clone(&balancers),
         });
         let events = Counted::new(self.process, label);
         let stop = self.process.stop.clone();

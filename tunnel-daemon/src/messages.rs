@@ -9,6 +9,7 @@ use adit_agent::link::ConnectError;
 use adit_core::destination::DestinationList;
 use adit_core::failure::DialFailure;
 use adit_core::grant::ClientRules;
+use adit_core::proxy_header::HeaderError;
 use adit_core::wire::metadata::{HelloError, ServerHello};
 use adit_net::grpc::ConnectionError;
 use adit_net::resolve::ResolveError;
@@ -119,6 +120,7 @@ fn tls_causes() -> Vec<TlsCause> {
         C::UnknownName => C::UnknownName,
         C::OtherAlert(_) => C::OtherAlert(80),
         C::NotTls => C::NotTls,
+        C::NoProxyHeader(_) => C::NoProxyHeader(HeaderError::Missing),
         C::Incompatible => C::Incompatible,
         C::NoCommonProtocol => C::NoCommonProtocol,
         C::NoProtocol => C::NoProtocol,

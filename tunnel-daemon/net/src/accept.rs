@@ -3,7 +3,10 @@
 
 use std::{future::Future, io, sync::Arc, time::Duration};
 
-use tokio::time::Instant;
+use adit_core::proxy_header::{self, Header};
+use ipnet::IpNet;
+use tokio::io::AsyncReadExt as _;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -12,6 +15,7 @@ use crate::{
     tasks::{Overloaded, Tasks},
 };
 use adit_tls::{
+    cause::TlsCause,
     handshake::{HandshakeError, accept_tls},
     reload::ReloadableServerTls,
     stream::{ByteStream, PeerAddr, Socket},
@@ -67,6 +71,43 @@ pub struct AcceptTls {
     pub limits: HandshakeLimits,
     /// Time from accept to the end of the handshake.
     pub deadline: Duration,
+    /// Balancers, which say by a PROXY header whose connection it is.
+    pub balancers: Arc<Balancers>,
+}
+
+/// Networks whose connections begin with a PROXY header.
+#[derive(Debug, Default)]
+pub struct Balancers(pub Vec<IpNet>);
+
+impl Balancers {
+    /// Reads the header of a balancer's connection, and not a byte more. Returns the peer that counts from here on.
+    ///
+    /// # Errors
+    /// There is no header, or a wrong one.
+    async fn peer(&self, socket: &mut Socket, peer: PeerAddr) -> Result<PeerAddr, HandshakeError> {
+        let (Socket::Tcp(socket), PeerAddr::Tcp(by)) = (socket, peer) else {
+            return Ok(peer);
+        };
+        let ip = by.ip().to_canonical();
+        if !self.0.iter().any(|network| network.contains(&ip)) {
+            return Ok(peer);
+        }
+        let mut read = Vec::new();
+        loop {
+            match proxy_header::parse(&read).map_err(TlsCause::from)? {
+                Header::Needs(more) => {
+                    let from = read.len();
+                    read.resize(from + more, 0);
+                    let more = read.get_mut(from..).unwrap_or_default();
+                    let read = socket.read_exact(more).await;
+                    read.map_err(|error| HandshakeError::of(&error))?;
+                }
+                Header::Whole(client) => {
+                    return Ok(client.map_or(peer, |client| PeerAddr::Forwarded { client, by }));
+                }
+            }
+        }
+    }
 }
 
 /// Accepts until `stop`, then returns the listener; dropping the listener closes it. Each connection is a task of `tasks`:
@@ -121,9 +162,19 @@ async fn greet(
     stop: CancellationToken,
     events: Arc<dyn AcceptEvents>,
 ) -> Option<ByteStream> {
-    let Some((AcceptTls { tls, deadline, .. }, mut place)) = due else {
+    let Some((
+        AcceptTls {
+            tls,
+            deadline,
+            balancers,
+            ..
+        },
+        mut place,
+    )) = due
+    else {
         return Some(ByteStream::Plain(socket, peer));
     };
+    let mut socket = socket;
     let reject = |why: SlotError| {
         tracing::debug!(%peer, %why, "no TLS handshake");
         events.no_slot(peer, why);
@@ -138,7 +189,14 @@ async fn greet(
     let handshake = tokio::select! {
         // The handshake first: a handshake that finished in time counts, however late this task is polled.
         biased;
-        handshake = Box::pin(accept_tls(socket, peer, &tls, left)) => handshake,
+        handshake = Box::pin(async {
+            let after = Instant::now() + left;
+            let heard = timeout(left, balancers.peer(&mut socket, peer)).await;
+            let late = |_elapsed| TlsCause::TimedOut { after: deadline };
+            let peer = heard.map_err(late)??;
+            let left = after.saturating_duration_since(Instant::now());
+            accept_tls(socket, peer, &tls, left).await
+        }) => handshake,
         why = place.taken_back() => return reject(why),
         () = stop.cancelled() => return None,
     };

@@ -10,10 +10,7 @@ use adit_tls::stream::PeerAddr;
 /// The host of a connection, see [`interfaces::host_of`]. `None`: a unix socket.
 #[must_use]
 pub fn host_of(peer: PeerAddr) -> Option<IpAddr> {
-    match peer {
-        PeerAddr::Tcp(address) => Some(interfaces::host_of(address.ip())),
-        PeerAddr::Unix => None,
-    }
+    peer.ip().map(interfaces::host_of)
 }
 
 /// A trusted source: the holder of a certificate, or the pod or node of a token, on one host. Agents that share a
@@ -22,6 +19,8 @@ pub fn host_of(peer: PeerAddr) -> Option<IpAddr> {
 pub struct Source {
     owner: Arc<str>,
     host: Option<IpAddr>,
+    /// The balancer that has named the host. Its own address counts as well: a forged one gains nothing.
+    balancer: Option<IpAddr>,
 }
 
 impl Source {
@@ -34,12 +33,23 @@ impl Source {
         }
     }
 
+    /// What its places are counted for.
+    fn counted(&self) -> impl Iterator<Item = Self> {
+        let balancer = self.balancer.map(|balancer| Self {
+            owner: Arc::clone(&self.owner),
+            host: Some(balancer),
+            balancer: None,
+        });
+        std::iter::once(self.clone()).chain(balancer)
+    }
+
     /// The source of an owner, see `AgentIdentity::owner`.
     #[must_use]
     pub fn new(owner: &Arc<str>, peer: PeerAddr) -> Self {
         Self {
             owner: Arc::clone(owner),
             host: host_of(peer),
+            balancer: peer.balancer().map(interfaces::host_of),
         }
     }
 }
@@ -85,14 +95,17 @@ impl SourceQuota {
     #[must_use]
     pub fn take(self: &Arc<Self>, source: &Source, count: usize) -> Option<SourcePlaces> {
         let mut held = self.locked();
-        let own = held.of.get(source).copied().unwrap_or(0) + count;
         let all = held.all + count;
-        let is_of_many = own > self.most / 2 && all > self.most - self.most / 4;
+        let of = |counted: &Source| held.of.get(counted).copied().unwrap_or(0) + count;
+        let own = source.counted().map(|counted| of(&counted)).max();
+        let is_of_many = own > Some(self.most / 2) && all > self.most - self.most / 4;
         if all > self.most || is_of_many {
             return None;
         }
         held.all = all;
-        held.of.insert(source.clone(), own);
+        for counted in source.counted() {
+            *held.of.entry(counted).or_default() += count;
+        }
         Some(SourcePlaces {
             quota: Arc::clone(self),
             source: source.clone(),
@@ -110,10 +123,12 @@ impl Drop for SourcePlaces {
     fn drop(&mut self) {
         let mut held = self.quota.locked();
         held.all -= self.count;
-        if let Some(own) = held.of.get_mut(&self.source) {
-            *own -= self.count;
-            if *own == 0 {
-                held.of.remove(&self.source);
+        for counted in self.source.counted() {
+            if let Some(own) = held.of.get_mut(&counted) {
+                *own -= self.count;
+                if *own == 0 {
+                    held.of.remove(&counted);
+                }
             }
         }
     }
@@ -146,6 +161,21 @@ mod tests {
             "sources without places are forgotten"
         );
         assert!(quota.take(&one, 9).is_none());
+    }
+
+    #[test]
+    fn hosts_that_a_balancer_names_are_counted_for_the_balancer_too() {
+        let quota = SourceQuota::new(8);
+        let named = |last: u8| {
+            let (client, by) = (([192, 0, 2, last], 1).into(), ([10, 0, 0, 9], 1).into());
+            Source::new(&"shared".into(), PeerAddr::Forwarded { client, by })
+        };
+        let all: Vec<_> = (0..8)
+            .filter_map(|last| quota.take(&named(last), 1))
+            .collect();
+        assert_eq!(all.len(), 6, "as many as one source");
+        drop(all);
+        assert!(quota.locked().of.is_empty());
     }
 
     #[test]

@@ -13,6 +13,7 @@ const TARGETS: &[(&str, Entry)] = &[
     ("header_rewrite", adit_core::http2::fuzz_entry),
     ("connect_request", adit_core::connect::fuzz_entry),
     ("socks5", adit_core::socks5::fuzz_entry),
+    ("proxy_header", adit_core::proxy_header::fuzz_entry),
     ("connect_answer", adit_proxy::connect::fuzz_entry),
     ("absolute_form", adit_proxy::http::fuzz_entry),
     ("packet", wire::decode::fuzz::fuzz_entry),
@@ -65,6 +66,11 @@ fn connect_request_takes_its_corpus() {
 #[test]
 fn socks5_takes_its_corpus() {
     replay_target("socks5");
+}
+
+#[test]
+fn proxy_header_takes_its_corpus() {
+    replay_target("proxy_header");
 }
 
 #[test]

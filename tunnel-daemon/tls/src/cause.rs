@@ -4,6 +4,7 @@
 
 use std::{fmt, io, time::Duration};
 
+use adit_core::proxy_header::HeaderError;
 use adit_core::text::Excerpt;
 use rustls::{AlertDescription, CertificateError, Error};
 
@@ -116,6 +117,9 @@ pub enum TlsCause {
     /// The first bytes are no TLS record.
     #[error("the peer does not speak TLS: check the address and port")]
     NotTls,
+    /// A balancer's connection has no PROXY header, or a wrong one.
+    #[error("a balancer of --proxy-protocol-from: {0}")]
+    NoProxyHeader(#[from] HeaderError),
     /// Nothing in common, as this end found.
     #[error(
         "no TLS version, cipher suite or parameter in common with the peer: check --cipher-suites and TLS versions"

@@ -4,7 +4,7 @@
 use std::{
     fmt,
     io::{self, Read as _},
-    net::{Shutdown, SocketAddr},
+    net::{IpAddr, Shutdown, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     pin::Pin,
     sync::Arc,
@@ -36,6 +36,13 @@ const ALERT_WITHIN_BYTES: usize = 64 << 10;
 pub enum PeerAddr {
     /// Address and port.
     Tcp(SocketAddr),
+    /// As a balancer in between says.
+    Forwarded {
+        /// Address and port of the peer.
+        client: SocketAddr,
+        /// Those of the balancer.
+        by: SocketAddr,
+    },
     /// The other end of a unix socket has no address worth naming.
     Unix,
 }
@@ -43,7 +50,10 @@ pub enum PeerAddr {
 impl fmt::Display for PeerAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(address) => address.fmt(f),
+            Self::Tcp(address)
+            | Self::Forwarded {
+                client: address, ..
+            } => address.fmt(f),
             Self::Unix => f.write_str("unix"),
         }
     }
@@ -97,11 +107,34 @@ impl Socket {
 }
 
 impl PeerAddr {
+    /// Its address, as the balancer says if there is one; never IPv4-mapped.
+    #[must_use]
+    pub fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(address)
+            | Self::Forwarded {
+                client: address, ..
+            } => Some(address.ip().to_canonical()),
+            Self::Unix => None,
+        }
+    }
+
+    /// The balancer's address, if there is one.
+    #[must_use]
+    pub fn balancer(&self) -> Option<IpAddr> {
+        match self {
+            Self::Forwarded { by, .. } => Some(by.ip().to_canonical()),
+            Self::Tcp(_) | Self::Unix => None,
+        }
+    }
+
     /// Whether the peer is on this host: by its address, or by a unix socket.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
+            // A claim.
+            Self::Forwarded { .. } => false,
             Self::Unix => true,
         }
     }

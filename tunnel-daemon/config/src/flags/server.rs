@@ -7,11 +7,13 @@ use std::time::Duration;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 use adit_kube::reviewer::Rate;
+use ipnet::IpNet;
 
 use super::clients::{ClientFlags, LoopbackClients, TlsFlags};
 use super::redirect::TransparentFlags;
 use super::values::{
-    AdminFlags, FrontendSpec, OperationFlags, PortSetting, bind, bind_if_on, frontend, port_setting,
+    AdminFlags, FrontendSpec, OperationFlags, PortSetting, balancers, bind, bind_if_on, frontend,
+    port_setting,
 };
 use crate::error::{ConfigError, bail};
 use crate::limits;
@@ -176,6 +178,10 @@ struct AgentFlags {
     /// Port of the agent listener; 0 lets the kernel choose
     #[arg(long, value_name = "PORT", default_value_t = 8091, value_parser = listener_port)]
     agent_port: u16,
+    /// Network of balancers before the agent port, which must send a PROXY header (version 1 or 2): the agent's address in logs,
+    /// status and limits is the one that it names; repeatable
+    #[arg(long, value_name = "CIDR", value_parser = balancers)]
+    proxy_protocol_from: Vec<IpNet>,
     /// An agent's connection ends after this time and 20s of silence; a quiet one is pinged after 3s in any case
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = duration)]
     keepalive_time: Duration,
@@ -260,6 +266,7 @@ impl AgentFlags {
 
     fn plan(self, data_path: DataPathPlan) -> Result<AgentListenerPlan, ConfigError> {
         Ok(AgentListenerPlan {
+            balancers: self.proxy_protocol_from,
             bind: bind(
                 "--agent-bind-address",
                 &self.agent_bind_address,

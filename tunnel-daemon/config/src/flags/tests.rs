@@ -187,6 +187,19 @@ fn a_tcp_frontend_fails_closed() {
 }
 
 #[test]
+fn networks_of_balancers_are_named_and_not_everyone() {
+    let of = |network: &str| server(&["--proxy-protocol-from", network]);
+    for (text, network) in [("10.0.0.0/8", "10.0.0.0/8"), ("fd00::1", "fd00::1/128")] {
+        let (plan, _warnings) = of(text).unwrap();
+        assert_eq!(plan.agents.balancers, [network.parse().unwrap()]);
+    }
+    for everyone in ["0.0.0.0/0", "::/0", "balancer.example"] {
+        let error = of(everyone).unwrap_err();
+        assert!(error.message().contains("--proxy-protocol-from"), "{error}");
+    }
+}
+
+#[test]
 fn agents_must_be_authenticated() {
     let unix = "--frontend=grpc=unix:/run/a.sock";
     let error = server(&[unix]).unwrap_err();

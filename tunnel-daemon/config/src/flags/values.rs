@@ -1,8 +1,10 @@
 //! Values of native flags, and the flags common to server and agent.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tracing::Level;
 
 use crate::address::BindAddress;
@@ -177,4 +179,15 @@ impl OperationFlags {
             destination: LogDestination::Stderr,
         }
     }
+}
+/// A network of balancers. All addresses are none: every agent could say who it is.
+pub(super) fn balancers(text: &str) -> Result<IpNet, String> {
+    let network = text
+        .parse::<IpNet>()
+        .or_else(|_error| text.parse::<IpAddr>().map(IpNet::from))
+        .map_err(|_error| "is no network: write ADDRESS/BITS".to_owned())?;
+    if network.prefix_len() == 0 {
+        return Err("would believe everyone: name the networks of the balancers".to_owned());
+    }
+    Ok(network)
 }

@@ -137,6 +137,7 @@ fn agent_listener(
         );
     }
     Ok(AgentListenerPlan {
+        balancers: Vec::new(),
         bind: bind("agent", &options.agent_bind_address, options.agent_port)?,
         tls: tls_files(
             &options.cluster_cert,

@@ -9,6 +9,7 @@ use adit_core::destination::DestinationList;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 use adit_core::registry::Strategies;
+use ipnet::IpNet;
 
 use super::account::AccountPlan;
 use super::admin_socket::AdminSocketPlan;
@@ -40,6 +41,8 @@ pub struct AgentListenerPlan {
     pub grants: Grants,
     /// Zone of this server: among agents that match equally, dials go to those of the same zone.
     pub zone: Option<Box<str>>,
+    /// Networks of balancers, whose connections begin with a PROXY header.
+    pub balancers: Vec<IpNet>,
     /// Revocation lists of agents' certificates.
     pub crl: Option<PathBuf>,
     /// File of agents that are refused, whatever they prove.

@@ -141,7 +141,7 @@ impl AgentAuthenticator {
             return Ok(AgentIdentity::of_certificate(certificate));
         };
         let caller = reviewer::Caller {
-            address: address(peer),
+            address: peer.ip(),
             is_trusted: self.addresses.has(peer),
         };
         match reviewer.review(&token, caller).await {
@@ -185,13 +185,6 @@ fn bearer(headers: &HeaderMap) -> Result<Token, String> {
     text.strip_prefix("Bearer ")
         .map(Token::new)
         .ok_or_else(|| "received token does not have \"Bearer \" prefix".to_owned())
-}
-
-fn address(peer: PeerAddr) -> Option<IpAddr> {
-    match peer {
-        PeerAddr::Tcp(address) => Some(address.ip().to_canonical()),
-        PeerAddr::Unix => None,
-    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -239,12 +232,13 @@ pub(super) struct AdmittedAddress {
 impl AdmittedAddresses {
     /// Whether an agent with a link connects from this address.
     pub(super) fn has(&self, peer: PeerAddr) -> bool {
-        address(peer).is_some_and(|address| locked(&self.0).contains_key(&address))
+        peer.ip()
+            .is_some_and(|address| locked(&self.0).contains_key(&address))
     }
 
     /// Counts one more link from this address.
     pub(super) fn enter(&self, peer: PeerAddr) -> AdmittedAddress {
-        let address = address(peer);
+        let address = peer.ip();
         if let Some(address) = address {
             *locked(&self.0).entry(address).or_default() += 1;
         }

@@ -1,6 +1,5 @@
 //! Connections that become lanes: greets them, binds them to their link, and adds them to its pool.
 
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adit_core::ids::{AgentId, ServerId};
@@ -59,7 +58,7 @@ impl LaneListener {
             router: Arc::clone(&self.router),
             unbound: self.unbound.clone(),
             origin: UnboundOrigin {
-                address: address_of(peer),
+                address: peer.ip(),
                 source,
             },
         })
@@ -78,7 +77,7 @@ impl LaneListener {
             None if self.admitted.has(peer) => UnboundSource::Admitted,
             None => UnboundSource::Stranger,
         };
-        let address = address_of(peer);
+        let address = peer.ip();
         let Some(unbound) = self.unbound.enter(UnboundOrigin { address, source }) else {
             tracing::debug!(%peer, "lane refused: too many connections wait to be bound");
             return self.metrics.lanes_refused.count(LaneRefusal::Unbound);
@@ -179,12 +178,5 @@ impl LanePlaces for AgentPlaces {
         }
         let mut places = self.unbound.lock();
         places.reserve(&self.origin, lanes, moment())
-    }
-}
-
-fn address_of(peer: PeerAddr) -> Option<IpAddr> {
-    match peer {
-        PeerAddr::Tcp(address) => Some(address.ip().to_canonical()),
-        PeerAddr::Unix => None,
     }
 }

@@ -72,6 +72,7 @@ mod plaintext_lanes;
 mod platforms;
 mod processes;
 mod proxy_clients;
+mod proxy_protocol;
 mod quiet_tunnels;
 mod relay_engine;
 mod revocation;

@@ -67,6 +67,7 @@ fn greeting<I: Incoming>(
         tls: Reloadable::load(spec).unwrap(),
         limits,
         deadline,
+        balancers: Arc::default(),
     };
     accept_loop(incoming, Some(tls), tasks, events, stop, |_stream| async {})
 }
