@@ -137,6 +137,7 @@ fn chart<'a>(results: &'a Results, spec: &'static Spec, dialect: Dialect) -> Opt
         Dialect::Grpc => "gRPC client of our own",
         Dialect::GrpcGo => "gRPC client in Go",
         Dialect::HttpConnect => "HTTP CONNECT client",
+        Dialect::Socks5 => "SOCKS5 client",
         Dialect::Tcp => "plain TCP client",
     };
     let peers = || results.peers.iter().map(|peer| peer.name.as_str());

@@ -89,7 +89,9 @@ impl Site {
     pub(crate) fn load_tool(&self, dialect: Dialect) -> anyhow::Result<&Path> {
         let tool = match dialect {
             Dialect::GrpcGo => self.go_load.as_ref(),
-            Dialect::Grpc | Dialect::HttpConnect | Dialect::Tcp => Some(&self.load),
+            Dialect::Grpc | Dialect::HttpConnect | Dialect::Socks5 | Dialect::Tcp => {
+                Some(&self.load)
+            }
         };
         Ok(tool.context("the Go load tool is not built")?)
     }

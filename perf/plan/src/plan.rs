@@ -17,6 +17,8 @@ pub enum Dialect {
     GrpcGo,
     /// HTTP CONNECT.
     HttpConnect,
+    /// SOCKS5.
+    Socks5,
     /// A port that leads to each target, or the target itself.
     Tcp,
 }
@@ -28,6 +30,7 @@ impl Dialect {
             Self::Grpc => "grpc",
             Self::GrpcGo => "grpc-go",
             Self::HttpConnect => "http-connect",
+            Self::Socks5 => "socks5",
             Self::Tcp => "tcp",
         }
     }

@@ -2,20 +2,19 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UnixStream;
+
+use super::Tunnel;
 
 /// Longest response head.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
 
-/// Opens a tunnel through the frontend at `socket`.
+/// Opens a tunnel on a connection to a frontend.
 ///
 /// # Errors
 /// A status other than 200, or a broken connection.
-pub(super) async fn open(socket: &Path, address: SocketAddr) -> io::Result<UnixStream> {
-    let mut stream = UnixStream::connect(socket).await?;
+pub(super) async fn open(mut stream: Tunnel, address: SocketAddr) -> io::Result<Tunnel> {
     let request = format!("CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut head = Vec::with_capacity(512);

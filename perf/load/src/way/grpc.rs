@@ -3,7 +3,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -14,8 +13,9 @@ use adit_core::wire::packet::{Packet, Received};
 use bytes::Bytes;
 use h2::{RecvStream, SendStream, client};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
 use tokio::task::JoinSet;
+
+use super::Tunnel;
 
 /// Payload of one packet: the size of io.Copy's writes in kube-apiserver.
 const PACKET_BYTES: usize = 32 * 1024;
@@ -39,12 +39,11 @@ pub(crate) struct GrpcTunnel {
 }
 
 impl GrpcTunnel {
-    /// Dials `address` through the frontend at `socket`.
+    /// Dials `address` on a connection to a frontend.
     ///
     /// # Errors
     /// The dial is refused, or the answer violates the protocol.
-    pub(super) async fn open(socket: &Path, address: SocketAddr) -> io::Result<Self> {
-        let stream = UnixStream::connect(socket).await?;
+    pub(super) async fn open(stream: Tunnel, address: SocketAddr) -> io::Result<Self> {
         let (mut requests, connection) = client::Builder::new()
             .initial_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)

@@ -1,18 +1,21 @@
-//! Paths to a target: a plain connection, HTTP CONNECT, or the gRPC stream that kube-apiserver uses.
+//! Paths to a target: a plain connection, HTTP CONNECT, SOCKS5, or the gRPC stream that kube-apiserver uses.
 
 mod connect;
 mod grpc;
+mod socks5;
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use adit_perf_plan::Dialect;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use grpc::GrpcTunnel;
@@ -47,12 +50,29 @@ pub(crate) struct Dialer {
     /// How targets are reached.
     #[arg(long = "way", value_enum)]
     dialect: Dialect,
-    /// Unix socket of the frontend; `tcp` needs none.
-    #[arg(long, required_if_eq_any = [("dialect", "grpc"), ("dialect", "http-connect")])]
-    frontend: Option<PathBuf>,
+    /// Where the frontend listens, ADDRESS:PORT or the path of a unix socket; `tcp` needs none.
+    #[arg(long, required_if_eq_any = [("dialect", "grpc"), ("dialect", "http-connect"), ("dialect", "socks5")])]
+    frontend: Option<Frontend>,
     /// Where each target is reached: its own address, or for `tcp` the port that leads to it.
     #[arg(long, value_parser = crate::from_json::<Targets>)]
     targets: Targets,
+}
+
+/// Where a frontend listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Frontend {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl FromStr for Frontend {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(text
+            .parse()
+            .map_or_else(|_path| Self::Unix(text.into()), Self::Tcp))
+    }
 }
 
 /// A byte stream to a target. Dropping it closes it at once; [`close`] closes it by protocol.
@@ -74,23 +94,28 @@ impl Dialer {
             Target::Source => self.targets.source,
             Target::Sink => self.targets.sink,
         };
-        let frontend = self.frontend.as_deref().unwrap_or_else(|| Path::new(""));
         let dial = async {
             let tunnel: Tunnel = match self.dialect {
-                Dialect::Tcp => {
-                    let stream = TcpStream::connect(address).await?;
-                    stream.set_nodelay(true)?;
-                    Box::new(stream)
-                }
-                Dialect::HttpConnect => Box::new(connect::open(frontend, address).await?),
+                Dialect::Tcp => tcp(address).await?,
+                Dialect::HttpConnect => connect::open(self.connect().await?, address).await?,
+                Dialect::Socks5 => socks5::open(self.connect().await?, address).await?,
                 Dialect::Grpc | Dialect::GrpcGo => {
-                    Box::new(GrpcTunnel::open(frontend, address).await?)
+                    Box::new(GrpcTunnel::open(self.connect().await?, address).await?)
                 }
             };
             Ok(tunnel)
         };
         let late = |_elapsed| io::Error::new(io::ErrorKind::TimedOut, "the dial was not answered");
         timeout(DIAL_LIMIT, dial).await.map_err(late)?
+    }
+
+    /// A connection to the frontend.
+    async fn connect(&self) -> io::Result<Tunnel> {
+        match &self.frontend {
+            Some(Frontend::Tcp(address)) => tcp(*address).await,
+            Some(Frontend::Unix(path)) => Ok(Box::new(UnixStream::connect(path).await?)),
+            None => Err(io::Error::other("this way needs --frontend")),
+        }
     }
 
     /// Opens tunnels to `target`, one after the other.
@@ -111,6 +136,12 @@ impl Dialer {
     }
 }
 
+async fn tcp(address: SocketAddr) -> io::Result<Tunnel> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(Box::new(stream))
+}
+
 /// Closes a tunnel as its client would: gRPC waits for the answer to the close, the others just close.
 ///
 /// # Errors
@@ -121,5 +152,23 @@ pub(crate) async fn close(mut tunnel: Tunnel) -> anyhow::Result<()> {
         // A plain connection whose peer was faster.
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
         closed => closed.context("closing"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frontend_is_an_address_with_a_port_or_else_a_path() {
+        for (text, is_tcp) in [
+            ("127.0.0.1:80", true),
+            ("[::1]:80", true),
+            ("/tmp/s.sock", false),
+            ("127.0.0.1", false),
+        ] {
+            let Ok(frontend) = text.parse();
+            assert_eq!(matches!(frontend, Frontend::Tcp(_)), is_tcp, "{text}");
+        }
     }
 }
