@@ -232,12 +232,12 @@ impl Guard {
             let args = [
                 "throttle".to_owned(),
                 format!("--listen={}", slow.display()),
-                format!("--to={}", frontend.display()),
+                format!("--to={frontend}"),
             ];
             let throttle = site.spawn("throttle", &Place::Host, &self.programs.load, &args)?;
             site.wait_for("the throttle", || slow.exists())?;
             route.running.push(throttle);
-            route.frontend = Some(slow);
+            route.frontend = Some(site.at("slow.sock"));
         }
         Ok((route, site))
     }

@@ -7,8 +7,12 @@ use adit_perf_plan::Dialect;
 use super::results::{Cell, Results, State};
 use super::rows::Row;
 
-/// Peers with which `adit` is compared, if they are in the run.
-const AGAINST: [&str; 2] = ["upstream", "haproxy"];
+/// Peers of ours and those that they are compared with, if both are in the run.
+const AGAINST: [[&str; 2]; 3] = [
+    ["adit", "upstream"],
+    ["adit", "haproxy"],
+    ["adit-proxy", "hypershift-proxy"],
+];
 
 /// Largest spread that is printed: a larger one only shows that a round went wrong.
 const SPREAD_MAX: f64 = 9.995;
@@ -46,9 +50,9 @@ pub(crate) fn report(results: &Results, heading: &str) -> String {
 }
 
 fn table(results: &Results, dialect: Dialect, text: &mut String) {
-    let against: Vec<&str> = AGAINST
+    let against: Vec<[&str; 2]> = AGAINST
         .into_iter()
-        .filter(|name| is_measured(results, name) && is_measured(results, "adit"))
+        .filter(|pair| pair.iter().all(|name| is_measured(results, name)))
         .collect();
     let mut head = format!("\n### {}\n\n| measurement |", dialect.name());
     let mut rule = "| --- |".to_owned();
@@ -56,8 +60,8 @@ fn table(results: &Results, dialect: Dialect, text: &mut String) {
         write!(head, " {} |", peer.name).ok();
         rule.push_str(" ---: |");
     }
-    for name in &against {
-        write!(head, " adit / {name} |").ok();
+    for [ours, theirs] in &against {
+        write!(head, " {ours} / {theirs} |").ok();
         rule.push_str(" ---: |");
     }
     writeln!(text, "{head} spread | better |\n{rule} ---: | --- |").ok();
@@ -67,8 +71,8 @@ fn table(results: &Results, dialect: Dialect, text: &mut String) {
             let cell = results.cell(&peer.name, dialect, &row);
             write!(text, " {} |", show(cell)).ok();
         }
-        for name in &against {
-            let ratio = ratio(results, dialect, &row, name);
+        for pair in &against {
+            let ratio = ratio(results, dialect, &row, *pair);
             write!(text, " {} |", ratio.map_or_else(dash, number)).ok();
         }
         let better = row.better.name();
@@ -82,10 +86,10 @@ fn is_measured(results: &Results, name: &str) -> bool {
     peers.any(|peer| peer.name == name && matches!(peer.state, State::Version(_)))
 }
 
-/// The value of `adit` divided by another peer's.
-fn ratio(results: &Results, dialect: Dialect, row: &Row, against: &str) -> Option<f64> {
-    let ours = results.value("adit", dialect, &row.key)?;
-    let theirs = results.value(against, dialect, &row.key)?;
+/// The value of a peer of ours divided by another peer's.
+fn ratio(results: &Results, dialect: Dialect, row: &Row, [ours, theirs]: [&str; 2]) -> Option<f64> {
+    let ours = results.value(ours, dialect, &row.key)?;
+    let theirs = results.value(theirs, dialect, &row.key)?;
     (theirs != 0.0).then(|| ours / theirs)
 }
 

@@ -98,7 +98,7 @@ pub(crate) fn load(site: &Site, route: &Route, plan: &Plan) -> anyhow::Result<Sa
         format!("--plan={}", serde_json::to_string(plan)?),
     ]);
     if let Some(frontend) = &route.frontend {
-        command.arg(format!("--frontend={}", frontend.display()));
+        command.arg(format!("--frontend={frontend}"));
     }
     if let Some(port) = route.agent_port() {
         command.arg(format!("--agents={port}"));

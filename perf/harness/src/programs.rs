@@ -58,6 +58,14 @@ impl Programs {
         Ok(())
     }
 
+    /// The proxy of HyperShift's design.
+    ///
+    /// # Errors
+    /// The program cannot be built.
+    pub(crate) fn go_proxy(&self) -> anyhow::Result<PathBuf> {
+        self.go_build("perf/go-proxy", ".", "go-proxy")
+    }
+
     /// The `adit` binary: the given one, or this tree's release build.
     ///
     /// # Errors

@@ -74,7 +74,7 @@ const METRICS: [(&str, &str, Better); 20] = {
         ("completed", "goes on (1 = yes)", Higher),
         ("p50_ratio", "p50 / p50 without", Lower),
         ("p99_ratio", "p99 / p99 without", Lower),
-        ("kib", "both processes, KiB", Lower),
+        ("kib", "all processes, KiB", Lower),
         ("lanes_percent", "on lanes, %", Higher),
         ("kernel_kib", "kernel structures, KiB", Lower),
         ("resident_mib", "resident memory of all, MiB", Lower),

@@ -142,7 +142,7 @@ impl Konnectivity {
     fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
         let mut route = Route::to_far(site)?;
         route.dialect = dialect;
-        route.frontend = Some(site.path("s.sock"));
+        route.frontend = Some(site.at("s.sock"));
         let places = if self.has_cgroups {
             [
                 Place::Cgroup(route.cgroup()?),

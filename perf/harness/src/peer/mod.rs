@@ -5,6 +5,7 @@
 
 mod forwarders;
 mod konnectivity;
+mod proxies;
 mod redirect;
 mod vpn;
 
@@ -27,7 +28,8 @@ use crate::steps::{self, Running};
 /// Names of the peers, for people who write another one.
 const NAMES: &str = "direct, relay, relay-ENGINE-MOVER, relay-tokio-uring, upstream, upstream-tokens, adit, adit-tokens, adit-plaintext, adit-link, \
                      adit-redirect, adit-node, adit-node-redirect, adit-server, adit-agent, adit-cgroups, \
-                     adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn";
+                     adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn, \
+                     adit-proxy, hypershift-proxy, microsocks, tinyproxy";
 /// Names of the three targets that the load dials.
 const TARGETS: [&str; 3] = ["echo", "source", "sink"];
 
@@ -121,8 +123,8 @@ impl Peer {
 pub(crate) struct Route {
     /// The load's dialect.
     pub(crate) dialect: Dialect,
-    /// The frontend's socket; `None` if each target has a port.
-    pub(crate) frontend: Option<PathBuf>,
+    /// Path of the frontend's socket, or its address and port; `None` if each target has a port.
+    pub(crate) frontend: Option<String>,
     /// Addresses that the load dials.
     pub(crate) targets: Targets,
     /// Role and process id of processes whose memory and CPU time count.
@@ -247,6 +249,10 @@ pub(crate) fn find(name: &str, programs: &Programs) -> anyhow::Result<Peer> {
     let fleet = |server, agent| Konnectivity::fleet(name, server, agent).into_peer();
     match name {
         "direct" => return Ok(Peer::direct()),
+        "adit-proxy" => return proxies::adit(programs),
+        "hypershift-proxy" => return proxies::hypershift(programs),
+        "microsocks" => return proxies::microsocks(),
+        "tinyproxy" => return proxies::tinyproxy(),
         "adit-redirect" => return redirect::to_agents(programs),
         "adit-node" | "adit-node-redirect" => return redirect::from_node(programs, name),
         "adit-server" => return Ok(fleet(adit()?, upstream()?)),
