@@ -98,35 +98,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
     };
     let watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
     let certificates = process.watch_files(watched, api.as_ref(), None);
-    let allowed = Arc::new(allowed);
-    let resolver: Arc<dyn Resolve> = resolver;
-    let dialer = |permitted: &Arc<DestinationList>| {
-        Dialer::accounted(
-            Arc::clone(&resolver),
-            Arc::<DestinationList>::clone(permitted),
-            Arc::clone(&allowed),
-            plan.dial_timeout,
-            process.accounts.clone(),
-            own_sockets.clone(),
-            plan.agent_id.as_str(),
-        )
-    };
-    let dialer: Arc<dyn TargetDialer> = match &plan.target_proxy {
-        None => Arc::new(dialer(&allowed)),
-        Some(proxy) => Arc::new(ProxiedTargets {
-            direct: dialer(&allowed),
-            to_proxy: dialer(&Arc::new(DestinationList::open())),
-            allowed: Arc::clone(&allowed),
-            tunnels: ProxyTunnels::new(
-                proxy.is_tls,
-                &TlsPolicy::default(),
-                plan.forward_proxy.ca_cert.as_deref(),
-            )?,
-            proxy: proxy.clone(),
-            no_proxy: plan.forward_proxy.no_proxy.clone().unwrap_or_default(),
-            timeout: plan.dial_timeout,
-        }),
-    };
+    let dialer = target_dialer(plan, &process, resolver, &Arc::new(allowed))?;
     let context = LinkContext {
         agent: plan.agent_id.clone(),
         dialer,
@@ -231,6 +203,42 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         targets,
         dials,
         draining,
+    })
+}
+
+/// Opens connections to targets: directly, or through their proxy.
+fn target_dialer(
+    plan: &AgentPlan,
+    process: &Process,
+    resolver: Arc<dyn Resolve>,
+    allowed: &Arc<DestinationList>,
+) -> Result<Arc<dyn TargetDialer>, TlsError> {
+    let dialer = |permitted: &Arc<DestinationList>| {
+        Dialer::accounted(
+            Arc::clone(&resolver),
+            Arc::<DestinationList>::clone(permitted),
+            Arc::clone(allowed),
+            plan.dial_timeout,
+            process.accounts.clone(),
+            process.own_sockets.clone(),
+            plan.agent_id.as_str(),
+        )
+    };
+    Ok(match &plan.target_proxy {
+        None => Arc::new(dialer(allowed)),
+        Some(proxy) => Arc::new(ProxiedTargets {
+            direct: dialer(allowed),
+            to_proxy: dialer(&Arc::new(DestinationList::open())),
+            allowed: Arc::clone(allowed),
+            tunnels: ProxyTunnels::new(
+                proxy.is_tls,
+                &TlsPolicy::default(),
+                plan.forward_proxy.ca_cert.as_deref(),
+            )?,
+            proxy: proxy.clone(),
+            no_proxy: plan.forward_proxy.no_proxy.clone().unwrap_or_default(),
+            timeout: plan.dial_timeout,
+        }),
     })
 }
 

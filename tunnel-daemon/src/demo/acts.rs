@@ -35,7 +35,7 @@ pub(super) async fn all(driver: &Driver<'_>, steps: &mut Steps<'_>) {
     let title = "1  Four clients stop reading. Does an echo beside them wait?";
     steps.act(title, stalled_readers(driver)).await;
     let title = "2  An agent is stopped while clients connect. Does a dial fail?";
-    steps.act(title, stopped_agent(driver)).await;
+    steps.act(title, Box::pin(stopped_agent(driver))).await;
     let title = "3  Bytes both ways. Does each one arrive?";
     steps.act(title, both_ways(driver)).await;
 }
