@@ -122,7 +122,12 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         connector: ServerConnector {
             resolver: server_resolver,
             tls,
-            proxies: ForwardProxies::new(&plan.forward_proxy, &TlsPolicy::default())?,
+            proxies: ForwardProxies::new(
+                &plan.forward_proxy,
+                &TlsPolicy::default(),
+                &process.budget,
+                own_sockets,
+            ),
             accounts: process.accounts.clone(),
             own_sockets: own_sockets.clone(),
             agent: plan.agent_id.clone(),
@@ -231,9 +236,10 @@ fn target_dialer(
             to_proxy: dialer(&Arc::new(DestinationList::open())),
             allowed: Arc::clone(allowed),
             tunnels: ProxyTunnels::new(
+                "ADIT_TARGET_PROXY",
                 proxy.is_tls,
-                &TlsPolicy::default(),
-                plan.forward_proxy.ca_cert.as_deref(),
+                (&TlsPolicy::default(), plan.forward_proxy.ca_cert.as_deref()),
+                (&process.budget, &process.own_sockets),
             )?,
             proxy: proxy.clone(),
             no_proxy: plan.forward_proxy.no_proxy.clone().unwrap_or_default(),

@@ -98,7 +98,12 @@ pub async fn start_with(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result
         // Names of targets that nobody answers must not delay those of servers.
         resolver: Arc::new(resolver.sibling()),
         tls,
-        proxies: ForwardProxies::new(&plan.forward_proxy, &plan.tls)?,
+        proxies: ForwardProxies::new(
+            &plan.forward_proxy,
+            &plan.tls,
+            &process.budget,
+            &process.own_sockets,
+        ),
         accounts: process.accounts.clone(),
         own_sockets: process.own_sockets.clone(),
         agent: AgentId::new(&plan.id),

@@ -1,5 +1,5 @@
-//! Targets behind an HTTP proxy. Addresses are judged as if they were dialled. A name is resolved by the proxy, and nobody judges what
-//! it resolves to: it must be on the list by name.
+//! Targets behind an HTTP proxy. Addresses are judged as if they were dialled. A name is resolved by the proxy, so its address is not
+//! known here: it must be on the list by name.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use adit_core::target::{Host, Target};
 use adit_kube::no_proxy::is_excepted;
 use adit_net::dial::{DialError, Dialer, Network};
 use adit_tls::stream::Socket;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::connector::ProxyTunnels;
 use crate::context::{Dialing, TargetDialer};
@@ -49,6 +49,8 @@ impl ProxiedTargets {
         let (name, authority) = match &target.host {
             // Empty: this host. A zone is one of this host's.
             Host::Name(name) if name.is_empty() => return self.directly(protocol, address).await,
+            // This host as well: a proxy would take it for its own.
+            Host::Ip(ip) if ip.is_unspecified() => return self.directly(protocol, address).await,
             Host::Ip(_) if target.zone.is_some() => return self.directly(protocol, address).await,
             Host::Ip(ip) => (ip.to_string(), SocketAddr::new(*ip, port).to_string()),
             Host::Name(name) => (name.clone(), format!("{name}:{port}")),
@@ -77,6 +79,7 @@ impl ProxiedTargets {
                 self.allowed.check_named(&name, port).map_err(denied)?;
             }
         }
+        let deadline = Instant::now() + self.timeout;
         let through = async {
             let tcp = self.to_proxy.dial("tcp", &self.proxy.authority()).await?;
             let failed = |addr: SocketAddr, why: String| DialError::Connect {
@@ -87,7 +90,7 @@ impl ProxiedTargets {
             let addr = tcp.peer_addr();
             let addr = addr.unwrap_or_else(|_gone| SocketAddr::from(([0; 4], self.proxy.port)));
             let opening = self.tunnels.open(tcp, &self.proxy, &authority, true);
-            match timeout(self.timeout, opening).await {
+            match timeout_at(deadline, opening).await {
                 Ok(opened) => opened.map_err(|why| failed(addr, format!("{authority}: {why}"))),
                 Err(_elapsed) => Err(DialError::Timeout { network, addr }),
             }

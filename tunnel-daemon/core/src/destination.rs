@@ -185,7 +185,7 @@ impl DestinationList {
         self.check_unresolved(name, port, |_place| false)
     }
 
-    /// Whether an entry names `name`, which somebody else resolves. No network and no open list permits that.
+    /// Whether an entry names `name`, which a proxy resolves. No network and no open list permits that.
     ///
     /// # Errors
     /// [`Denied`] with the reason.

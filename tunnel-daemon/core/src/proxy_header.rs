@@ -213,13 +213,17 @@ fn parse_v2(rest: &[u8]) -> Result<Header, HeaderError> {
 /// For the fuzz target and the test that replays its corpus.
 ///
 /// # Panics
-/// When a header asks for no byte or for too many, or reads differently once more bytes have come.
+/// When a header asks for no byte or for too many, or is whole before a byte that it asked for has come.
 #[doc(hidden)]
 pub fn fuzz_entry(data: &[u8]) {
     let mut end = 0;
     while let Some(read) = data.get(..end) {
         match parse(read) {
             Ok(Header::Needs(more)) => {
+                for cut in end..(end + more).min(data.len()) {
+                    let early = data.get(..cut).map(parse);
+                    assert!(!matches!(early, Some(Ok(Header::Whole(_)))));
+                }
                 assert!(more > 0 && end + more <= START_BYTES + 4 + BODY_BYTES_MAX);
                 end += more;
             }

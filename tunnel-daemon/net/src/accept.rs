@@ -6,7 +6,7 @@ use std::{future::Future, io, sync::Arc, time::Duration};
 use adit_core::proxy_header::{self, Header};
 use ipnet::IpNet;
 use tokio::io::AsyncReadExt as _;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -174,29 +174,35 @@ async fn greet(
     else {
         return Some(ByteStream::Plain(socket, peer));
     };
-    let mut socket = socket;
     let reject = |why: SlotError| {
         tracing::debug!(%peer, %why, "no TLS handshake");
         events.no_slot(peer, why);
         None
     };
     let until = Instant::now() + deadline;
-    let slot = place.acquire_slot(socket.speaks(), until);
-    if let Err(why) = stop.run_until_cancelled(slot).await? {
+    let (mut socket, mut named) = (socket, Ok(peer));
+    // A balancer speaks before its client does: a client is silent until its own first byte.
+    let first = async {
+        named = balancers.peer(&mut socket, peer).await;
+        named.is_ok() && socket.speaks().await
+    };
+    let slot = place.acquire_slot(first, until);
+    let slot = stop.run_until_cancelled(slot).await?;
+    let peer = match named {
+        Ok(named) => named,
+        Err(error) => {
+            events.handshake_failed(peer, &error);
+            return None;
+        }
+    };
+    if let Err(why) = slot {
         return reject(why);
     }
     let left = until.saturating_duration_since(Instant::now());
     let handshake = tokio::select! {
         // The handshake first: a handshake that finished in time counts, however late this task is polled.
         biased;
-        handshake = Box::pin(async {
-            let after = Instant::now() + left;
-            let heard = timeout(left, balancers.peer(&mut socket, peer)).await;
-            let late = |_elapsed| TlsCause::TimedOut { after: deadline };
-            let peer = heard.map_err(late)??;
-            let left = after.saturating_duration_since(Instant::now());
-            accept_tls(socket, peer, &tls, left).await
-        }) => handshake,
+        handshake = Box::pin(accept_tls(socket, peer, &tls, left)) => handshake,
         why = place.taken_back() => return reject(why),
         () = stop.cancelled() => return None,
     };

@@ -4,12 +4,15 @@
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Context;
+use std::task::{Context, Poll};
 
 use adit_core::session::{BOUNDED_CALL_WINDOW_BYTES, Growth, ProcessBudget};
 use tokio::time::{Instant, Sleep, sleep};
 
 use crate::buffer_growth::{GROWS_AFTER_BYTES, IDLE};
+
+/// Checks, one for each [`IDLE`], until a client must have acknowledged a smaller size.
+const ACKNOWLEDGED_WITHIN: u32 = 20;
 
 /// What one call is charged while windows are large, bytes.
 fn extra_bytes(large_bytes: u32) -> u64 {
@@ -28,11 +31,25 @@ pub struct CallWindows {
     charged: Mutex<Charged>,
 }
 
-/// The calls with a tunnel, and the charge of all their windows while these are large.
+/// The calls with a tunnel, and what their windows are charged.
 #[derive(Debug, Default)]
 struct Charged {
     calls: u64,
     growth: Option<Growth>,
+    stage: Stage,
+    /// How often the client has acknowledged that windows are small.
+    acknowledged: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Stage {
+    #[default]
+    Small,
+    Large,
+    /// The client was told to make them small.
+    Shrinking,
+    /// It has, and what some calls have sent before still waits.
+    Draining,
 }
 
 impl CallWindows {
@@ -48,12 +65,14 @@ impl CallWindows {
         })
     }
 
-    /// The window of a call that is about to have a tunnel. `None`: windows are large, and there is no room for one more; the
-    /// call may have no tunnel.
+    /// The window of a call that is about to have a tunnel. `None`: the client may send it a large window, and there is no room for
+    /// that until the client has acknowledged the small size; the call may have no tunnel.
     #[must_use]
     pub fn open(self: &Arc<Self>) -> Option<CallWindow> {
         let mut charged = self.charged();
-        if let Some(growth) = &mut charged.growth
+        let may_be_large = matches!(charged.stage, Stage::Large | Stage::Shrinking);
+        if may_be_large
+            && let Some(growth) = &mut charged.growth
             && !growth.extend(extra_bytes(self.large_bytes))
         {
             return None;
@@ -61,7 +80,7 @@ impl CallWindows {
         charged.calls += 1;
         Some(CallWindow {
             windows: Arc::clone(self),
-            is_waiting: false,
+            waits_since: None,
         })
     }
 
@@ -74,7 +93,8 @@ impl CallWindows {
 #[derive(Debug)]
 pub struct CallWindow {
     windows: Arc<CallWindows>,
-    is_waiting: bool,
+    /// How often windows were acknowledged as small when its bytes began to wait.
+    waits_since: Option<u64>,
 }
 
 impl CallWindow {
@@ -85,14 +105,28 @@ impl CallWindow {
 
     /// Says whether the client's bytes wait.
     pub fn wait(&mut self, is_waiting: bool) {
-        if is_waiting == self.is_waiting {
-            return;
+        match (is_waiting, self.waits_since) {
+            (true, None) => {
+                self.windows.waiting.fetch_add(1, Relaxed);
+                self.waits_since = Some(self.windows.charged().acknowledged);
+            }
+            (false, Some(since)) => {
+                self.windows.waiting.fetch_sub(1, Relaxed);
+                self.waits_since = None;
+                let mut charged = self.windows.charged();
+                if charged.stage == Stage::Draining && since < charged.acknowledged {
+                    charged.give_back(extra_bytes(self.windows.large_bytes));
+                }
+            }
+            (true, Some(_)) | (false, None) => (),
         }
-        self.is_waiting = is_waiting;
-        if is_waiting {
-            self.windows.waiting.fetch_add(1, Relaxed);
-        } else {
-            self.windows.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Charged {
+    fn give_back(&mut self, bytes: u64) {
+        if let Some(growth) = &mut self.growth {
+            growth.reduce(bytes);
         }
     }
 }
@@ -102,88 +136,111 @@ impl Drop for CallWindow {
         self.wait(false);
         let mut charged = self.windows.charged();
         charged.calls -= 1;
-        if let Some(growth) = &mut charged.growth {
-            growth.reduce(extra_bytes(self.windows.large_bytes));
+        if matches!(charged.stage, Stage::Large | Stage::Shrinking) {
+            charged.give_back(extra_bytes(self.windows.large_bytes));
         }
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    Small,
-    Large,
-    /// Told to be small, and charged until the client agrees and nothing waits.
-    Shrinking,
 }
 
 /// The connection's part: sends the client the sizes.
 #[derive(Debug)]
 pub(crate) struct WindowGrowth {
     windows: Arc<CallWindows>,
-    stage: Stage,
     /// Bytes moved at the last check.
     seen: u64,
     /// Runs while windows are charged.
     idle: Option<Pin<Box<Sleep>>>,
+    /// Checks since the client was told a smaller size.
+    unacknowledged: u32,
 }
 
 impl WindowGrowth {
     pub(crate) fn new(windows: &Arc<CallWindows>) -> Self {
         Self {
             windows: Arc::clone(windows),
-            stage: Stage::Small,
             seen: 0,
             idle: None,
+            unacknowledged: 0,
         }
     }
 
     /// To be called at each poll of the connection; `resize` sends the client a size, and is false while the last one is not
-    /// acknowledged.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, resize: impl FnMut(u32) -> bool) {
+    /// acknowledged. Ready when the client acknowledges none for [`ACKNOWLEDGED_WITHIN`] (RFC 9113, section 6.5.3).
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        resize: impl FnMut(u32) -> bool,
+    ) -> Poll<()> {
         let moved = self.windows.moved.load(Relaxed);
-        if self.stage == Stage::Small && moved - self.seen < GROWS_AFTER_BYTES {
-            return;
+        if self.idle.is_none() && moved - self.seen < GROWS_AFTER_BYTES {
+            return Poll::Pending;
         }
-        self.turn(cx, moved, resize);
+        self.check(cx, moved, resize)
     }
 
-    fn turn(&mut self, cx: &mut Context<'_>, moved: u64, mut resize: impl FnMut(u32) -> bool) {
-        if self.stage == Stage::Small {
-            self.seen = moved;
-            let mut charged = self.windows.charged();
-            let bytes = extra_bytes(self.windows.large_bytes) * charged.calls;
-            let Some(growth) = self.windows.budget.grow_by(bytes) else {
-                return;
-            };
-            if !resize(self.windows.large_bytes) {
-                return;
+    fn check(
+        &mut self,
+        cx: &mut Context<'_>,
+        moved: u64,
+        mut resize: impl FnMut(u32) -> bool,
+    ) -> Poll<()> {
+        let windows = Arc::clone(&self.windows);
+        let mut charged = windows.charged();
+        let extra = extra_bytes(windows.large_bytes);
+        let is_short = windows.budget.is_half_full();
+        match charged.stage {
+            Stage::Small if moved - self.seen >= GROWS_AFTER_BYTES => {
+                self.seen = moved;
+                let Some(growth) = windows.budget.grow_by(extra * charged.calls) else {
+                    return Poll::Pending;
+                };
+                if !resize(windows.large_bytes) {
+                    return Poll::Pending;
+                }
+                (charged.growth, charged.stage) = (Some(growth), Stage::Large);
             }
-            charged.growth = Some(growth);
-            self.stage = Stage::Large;
-        }
-        let is_short = self.windows.budget.is_half_full();
-        if self.stage == Stage::Large && is_short && resize(BOUNDED_CALL_WINDOW_BYTES) {
-            self.stage = Stage::Shrinking;
+            Stage::Large if is_short && resize(BOUNDED_CALL_WINDOW_BYTES) => {
+                (charged.stage, self.unacknowledged) = (Stage::Shrinking, 0);
+            }
+            _ => (),
         }
         let timer = self.idle.get_or_insert_with(|| Box::pin(sleep(IDLE)));
         while timer.as_mut().poll(cx).is_ready() {
             timer.as_mut().reset(Instant::now() + IDLE);
             let was_idle = std::mem::replace(&mut self.seen, moved) == moved;
-            let is_drained = self.windows.waiting.load(Relaxed) == 0;
-            match self.stage {
-                Stage::Large if was_idle && is_drained && resize(BOUNDED_CALL_WINDOW_BYTES) => {
-                    self.stage = Stage::Shrinking;
+            let waiting = windows.waiting.load(Relaxed);
+            match charged.stage {
+                Stage::Large if was_idle && waiting == 0 && resize(BOUNDED_CALL_WINDOW_BYTES) => {
+                    (charged.stage, self.unacknowledged) = (Stage::Shrinking, 0);
                 }
                 // Sent again only to learn that the client has acknowledged it.
-                Stage::Shrinking if is_drained && resize(BOUNDED_CALL_WINDOW_BYTES) => {
-                    self.windows.charged().growth = None;
-                    self.stage = Stage::Small;
-                    self.idle = None;
-                    return;
+                Stage::Shrinking if resize(BOUNDED_CALL_WINDOW_BYTES) => {
+                    charged.stage = Stage::Draining;
+                    charged.acknowledged += 1;
+                    // What waits may be as much as a large window; the other calls have nothing left of theirs.
+                    let drained = charged.calls.saturating_sub(waiting);
+                    charged.give_back(extra * drained);
+                }
+                Stage::Shrinking => {
+                    self.unacknowledged += 1;
+                    if self.unacknowledged > ACKNOWLEDGED_WITHIN {
+                        return Poll::Ready(());
+                    }
                 }
                 _ => (),
             }
+            if charged.stage == Stage::Draining
+                && charged
+                    .growth
+                    .as_ref()
+                    .is_none_or(|growth| growth.bytes() == 0)
+            {
+                (charged.growth, charged.stage) = (None, Stage::Small);
+                self.idle = None;
+                return Poll::Pending;
+            }
         }
+        Poll::Pending
     }
 }
 
@@ -214,6 +271,7 @@ mod tests {
         growth: WindowGrowth,
         told: Vec<u32>,
         answers: bool,
+        is_over: bool,
     }
 
     impl Client {
@@ -222,6 +280,7 @@ mod tests {
                 growth: WindowGrowth::new(windows),
                 told: Vec::new(),
                 answers: true,
+                is_over: false,
             }
         }
 
@@ -229,10 +288,11 @@ mod tests {
         fn poll(&mut self) -> Vec<u32> {
             let (told, answers) = (&mut self.told, self.answers);
             let cx = &mut Context::from_waker(Waker::noop());
-            self.growth.poll(cx, |bytes| {
+            let over = self.growth.poll(cx, |bytes| {
                 told.extend(answers.then_some(bytes));
                 answers
             });
+            self.is_over = over.is_ready();
             std::mem::take(&mut self.told)
         }
 
@@ -289,16 +349,49 @@ mod tests {
             "its bytes fill the window"
         );
         // Memory is short: no more is offered, and what has come stays charged.
+        let idle = windows.open().expect("there is room");
         budget.hold(9 * MIB);
         assert_eq!(client.poll(), [BOUNDED_CALL_WINDOW_BYTES]);
-        assert_eq!(client.after_rest().await, [0; 0]);
-        assert_eq!(budget.grown_bytes(), EXTRA);
-        call.wait(false);
+        assert!(windows.open().is_none(), "not yet acknowledged");
         client.after_rest().await;
+        assert_eq!(budget.grown_bytes(), EXTRA, "what waits");
+        let mut late = windows.open().expect("windows are small");
+        late.wait(true);
+        drop((late, idle));
+        assert_eq!(
+            budget.grown_bytes(),
+            EXTRA,
+            "these had no more than a small window"
+        );
+        call.wait(false);
         assert_eq!(budget.grown_bytes(), 0);
+        client.after_rest().await;
         call.moved(MUCH);
         assert_eq!(client.poll(), [0; 0], "memory is short");
         budget.release(9 * MIB);
+        call.moved(MUCH);
+        assert_eq!(client.poll(), [LARGE]);
+        drop(call);
+        assert_eq!(budget.grown_bytes(), 0);
+    }
+
+    /// Limit (times): A gRPC client that does not acknowledge smaller windows where memory is bounded | closed after 20 s
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_acknowledge_smaller_windows_is_closed() {
+        let budget = bounded(16 * MIB);
+        let windows = CallWindows::new(&budget, LARGE);
+        let mut client = Client::of(&windows);
+        let call = windows.open().expect("windows are small");
+        call.moved(MUCH);
+        assert_eq!(client.poll(), [LARGE]);
+        assert_eq!(client.after_rest().await, [BOUNDED_CALL_WINDOW_BYTES]);
+        client.answers = false;
+        for second in 1..=20 {
+            client.after_rest().await;
+            assert!(!client.is_over, "{second} s");
+        }
+        client.after_rest().await;
+        assert!(client.is_over);
     }
 
     #[tokio::test(start_paused = true)]

@@ -384,9 +384,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     fn poll_call(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Call>, ConnectionError>> {
         if let Some(windows) = &mut self.windows {
             // Refused while the peer has not acknowledged the last size.
-            windows.poll(cx, |bytes| {
-                self.http2.set_initial_window_size(bytes).is_ok()
-            });
+            let resize = |bytes| self.http2.set_initial_window_size(bytes).is_ok();
+            if windows.poll(cx, resize).is_ready() {
+                return Poll::Ready(Err(h2::Error::from(h2::Reason::SETTINGS_TIMEOUT).into()));
+            }
         }
         loop {
             match self.http2.poll_accept(cx) {

@@ -40,7 +40,11 @@ impl Source {
             host: Some(balancer),
             balancer: None,
         });
-        std::iter::once(self.clone()).chain(balancer)
+        let own = Self {
+            balancer: None,
+            ..self.clone()
+        };
+        std::iter::once(own).chain(balancer)
     }
 
     /// The source of an owner, see `AgentIdentity::owner`.

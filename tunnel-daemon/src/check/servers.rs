@@ -15,6 +15,7 @@ use adit_config::limits;
 use adit_config::plan::{AgentPlan, ForwardProxy, ProxyPlan};
 use adit_config::tls_policy::TlsPolicy;
 use adit_core::ids::AgentId;
+use adit_core::session::ProcessBudget;
 use adit_host::blocking::start_runtime;
 use adit_net::accounts::Accounts;
 use adit_net::resolve::SystemResolver;
@@ -31,7 +32,12 @@ const REFUSAL: Duration = Duration::from_secs(3);
 /// # Errors
 /// The runtime or the resolver could not be created.
 pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
-    reached(agent_tls(plan), &plan.forward_proxy, &plan.servers)
+    let policy = TlsPolicy::default();
+    reached(
+        agent_tls(plan),
+        (&plan.forward_proxy, &policy),
+        &plan.servers,
+    )
 }
 
 /// One line for each server of a proxy.
@@ -40,23 +46,16 @@ pub(super) fn of_agent(plan: &AgentPlan) -> anyhow::Result<Vec<Capability>> {
 /// As [`of_agent`].
 pub(super) fn of_proxy(plan: &ProxyPlan) -> anyhow::Result<Vec<Capability>> {
     let tls = client_tls(&plan.server_tls, plan.tls.clone(), Alpn::http11());
-    reached(tls, &plan.forward_proxy, &plan.servers)
+    reached(tls, (&plan.forward_proxy, &plan.tls), &plan.servers)
 }
 
 fn reached(
     tls: Result<Arc<ReloadableClientTls>, TlsError>,
-    proxy: &ForwardProxy,
+    (proxy, policy): (&ForwardProxy, &TlsPolicy),
     servers: &[ServerAddress],
 ) -> anyhow::Result<Vec<Capability>> {
-    let proxies = match ForwardProxies::new(proxy, &TlsPolicy::default()) {
-        Ok(proxies) => proxies,
-        Err(error) => {
-            let remedy = "name the bundle that it is trusted by: --proxy-ca-cert";
-            return Ok(vec![
-                missing(format!("the proxy: {error}"), remedy).named(NAME),
-            ]);
-        }
-    };
+    let budget = Arc::new(ProcessBudget::new(u64::MAX));
+    let proxies = ForwardProxies::new(proxy, policy, &budget, &OwnSockets::off());
     // Broken files already have a line.
     let Ok(tls) = tls else {
         let untried = "not tried: the certificates above cannot be used";

@@ -168,7 +168,7 @@ impl Prometheus {
     fn check(&self, name: &str) {
         /// `count(sum_over_time(up[10m])>=3)`: targets that were up in three scrapes.
         const UP: &str = "count(sum_over_time(up%5B10m%5D)%3E=3)";
-        /// `count(min_over_time(up[10m])==0)`: targets that were ever down.
+        /// `min_over_time(up[10m])==0`: targets that were ever down.
         const EVER_DOWN: &str = "min_over_time(up%5B10m%5D)==0";
         let all: usize = JOBS.iter().map(|(_job, targets)| targets).sum();
         let all = f64::from(u32::try_from(all).expect("few"));

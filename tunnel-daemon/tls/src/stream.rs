@@ -119,6 +119,12 @@ impl PeerAddr {
         }
     }
 
+    /// The address whose connection it is, whatever a balancer says: what is counted by it, nobody can forge.
+    #[must_use]
+    pub fn counted_ip(&self) -> Option<IpAddr> {
+        self.balancer().or_else(|| self.ip())
+    }
+
     /// The balancer's address, if there is one.
     #[must_use]
     pub fn balancer(&self) -> Option<IpAddr> {

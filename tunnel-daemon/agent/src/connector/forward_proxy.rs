@@ -1,22 +1,32 @@
 //! The way to servers through an HTTP proxy, which HTTPS_PROXY names (RFC 9110, section 9.3.6).
 
+use std::io;
+use std::net::Ipv4Addr;
 use std::path::Path;
+use std::sync::Arc;
 
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::{ForwardProxy, HttpProxy};
 use adit_config::tls_policy::TlsPolicy;
+use adit_core::session::{ProcessBudget, TunnelKind};
 use adit_kube::no_proxy::is_excepted;
+use adit_net::direct;
 use adit_net::happy_eyeballs::Race;
 use adit_net::resolve::{self, servers_of_host};
+use adit_net::self_sockets::OwnSockets;
+use adit_net::socket::tune_stream;
 use adit_net::tasks::Tasks;
 use adit_proxy::connect::{NoTunnel, open_tunnel};
-use adit_tls::nested::SystemTrust;
+use adit_relay::{BufferSizes, SocketBuffers};
+use adit_tls::cause::TlsCause;
+use adit_tls::nested::{Nested, SystemTrust};
 use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 use adit_tls::tls::{TlsError, server_name};
+use adit_tunnel::reset_on_close;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, copy_bidirectional_with_sizes};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
 use super::{ConnectorError, Purpose, ServerConnector};
@@ -25,35 +35,44 @@ use super::{ConnectorError, Purpose, ServerConnector};
 const COPIED_MAX: usize = 10_000;
 /// Bytes that such a connection may hold, each way.
 const COPIED_BYTES: usize = 32 * 1024;
-/// What to do about status 407.
-const WHO: &str = "give the user and password in HTTPS_PROXY, as http://USER:PASSWORD@HOST:PORT: Basic is what Adit has";
+/// The same where memory is bounded.
+const COPIED_SMALL_BYTES: usize = 8 * 1024;
 
 /// Which servers are reached through which proxy.
 pub struct ForwardProxies {
     settings: ForwardProxy,
-    tunnels: ProxyTunnels,
+    /// Or why the proxy cannot be used.
+    tunnels: Result<ProxyTunnels, TlsError>,
 }
 
 /// Tunnels through a proxy.
 pub struct ProxyTunnels {
     /// What TLS to it trusts, if it is spoken to by TLS.
     trust: Option<SystemTrust>,
+    /// The setting that names it.
+    setting: &'static str,
+    budget: Arc<ProcessBudget>,
+    own_sockets: OwnSockets,
     copied: Tasks,
 }
 
 impl ProxyTunnels {
-    /// Reads what TLS to the proxy trusts: `ca_cert`, or what the system does. Blocks.
+    /// Reads what TLS to the proxy trusts: `ca_cert`, or what the system does. Blocks. `setting` names the proxy.
     ///
     /// # Errors
     /// No certificate can be used.
     pub fn new(
-        speaks_tls: bool,
-        policy: &TlsPolicy,
-        ca_cert: Option<&Path>,
+        setting: &'static str,
+        uses_tls: bool,
+        (policy, ca_cert): (&TlsPolicy, Option<&Path>),
+        (budget, own_sockets): (&Arc<ProcessBudget>, &OwnSockets),
     ) -> Result<Self, TlsError> {
-        let trust = speaks_tls.then(|| SystemTrust::load(policy, ca_cert));
+        let trust = uses_tls.then(|| SystemTrust::load(policy, ca_cert));
         Ok(Self {
             trust: trust.transpose()?,
+            setting,
+            budget: Arc::clone(budget),
+            own_sockets: own_sockets.clone(),
             copied: Tasks::new(COPIED_MAX),
         })
     }
@@ -70,71 +89,143 @@ impl ProxyTunnels {
         may_speak: bool,
     ) -> Result<Socket, String> {
         let Some(trust) = &self.trust else {
-            let early = ask(&mut tcp, target, proxy, may_speak).await?;
-            return if early.is_empty() {
-                Ok(Socket::Tcp(tcp))
-            } else {
-                self.copied(tcp, early)
-            };
+            let early = self.ask(&mut tcp, target, proxy, may_speak).await?;
+            if early.is_empty() {
+                return Ok(Socket::Tcp(tcp));
+            }
+            let peer = peer_of(&tcp)?;
+            return self
+                .copied(ByteStream::Plain(Socket::Tcp(tcp), peer), early)
+                .await;
         };
-        let peer = PeerAddr::Tcp(tcp.peer_addr().map_err(|error| error.to_string())?);
+        let peer = peer_of(&tcp)?;
         let name = server_name(&proxy.host).map_err(|error| error.to_string())?;
         let connecting = trust.connect(name, ByteStream::Plain(Socket::Tcp(tcp), peer));
         let connected = timeout(limits::TLS_HANDSHAKE_TIMEOUT, connecting).await;
         let connected = connected.map_err(|_elapsed| "TLS to the proxy timed out".to_owned())?;
-        let mut stream = connected.map_err(|error| format!("TLS to the proxy: {error}"))?;
-        let early = ask(&mut stream, target, proxy, may_speak).await?;
-        self.copied(stream, early)
+        let failed =
+            |error: io::Error| format!("TLS to the proxy: {}", TlsCause::of_handshake(&error));
+        let mut stream = connected.map_err(failed)?;
+        let early = self.ask(&mut stream, target, proxy, may_speak).await?;
+        self.copied(stream, early).await
     }
 
-    /// A socket with the bytes of `stream`, `early` first, until one of both ends.
-    fn copied(
+    async fn ask(
         &self,
-        mut stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+        target: &str,
+        proxy: &HttpProxy,
+        may_speak: bool,
+    ) -> Result<Bytes, String> {
+        match open_tunnel(stream, target, proxy.authorization().as_deref()).await {
+            Ok(early) if early.is_empty() || may_speak => Ok(early),
+            Ok(_early) => Err("the proxy speaks before it is asked".to_owned()),
+            Err(NoTunnel::Refused {
+                status: 407, wants, ..
+            }) => {
+                let wants = match wants.as_str() {
+                    "" => "does not say what it wants",
+                    wants => wants,
+                };
+                let setting = self.setting;
+                Err(format!(
+                    "the proxy answered status 407 ({wants}): give user and password in {setting}, as http://USER:PASSWORD@HOST:PORT; Adit has Basic"
+                ))
+            }
+            Err(NoTunnel::Refused { status, .. }) => {
+                Err(format!("the proxy answered status {status}"))
+            }
+            Err(NoTunnel::Closed) => {
+                Err("the proxy closed the connection before it answered".to_owned())
+            }
+            Err(other) => Err(other.to_string()),
+        }
+    }
+
+    /// A socket with the bytes of `stream`, `early` first. Whichever of both is reset or cut off resets the other.
+    async fn copied(
+        &self,
+        mut stream: impl Nested + 'static,
         early: Bytes,
     ) -> Result<Socket, String> {
-        let (near, mut far) = UnixStream::pair().map_err(|error| error.to_string())?;
+        let is_small = self.budget.starts_small();
+        let promise = self.budget.promise(TunnelKind::Grpc);
+        let promise = promise.ok_or("short of memory")?;
+        let (near, mut far) = pair(&self.own_sockets).await.map_err(|error| error.to_string())?;
+        if is_small {
+            let fitted = SocketBuffers::default().fit(&far, BufferSizes::Small, true);
+            fitted.map_err(|error| error.to_string())?;
+        }
+        let bytes = if is_small {
+            COPIED_SMALL_BYTES
+        } else {
+            COPIED_BYTES
+        };
         let copying = async move {
-            let (up, down) = (COPIED_BYTES, COPIED_BYTES);
+            let _promise = promise;
             let copied = match far.write_all(&early).await {
-                Ok(()) => copy_bidirectional_with_sizes(&mut far, &mut stream, up, down).await,
+                Ok(()) => copy_bidirectional_with_sizes(&mut far, &mut stream, bytes, bytes).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = copied {
-                tracing::debug!(%error, "a connection through a proxy failed");
+                tracing::debug!(%error, "a connection through a proxy was cut off");
+                reset_on_close(&far);
+                if let Some(tcp) = stream.tcp() {
+                    reset_on_close(tcp);
+                }
             }
         };
         let spawned = self.copied.spawn("copied-through-proxy", copying);
         spawned.map_err(|_full| "too many connections through it".to_owned())?;
-        Ok(Socket::Unix(near))
+        Ok(Socket::Tcp(near))
+    }
+}
+
+/// Two ends of a connection of this process: TCP, which has resets where a unix socket has only an end.
+async fn pair(own_sockets: &OwnSockets) -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let at = listener.local_addr()?;
+    let near = direct::connect(own_sockets, direct::socket_for(at)?, at).await?;
+    loop {
+        let (far, peer) = listener.accept().await?;
+        // Others on this host may have been faster.
+        if peer == near.local_addr()? {
+            tune_stream(&near)?;
+            tune_stream(&far)?;
+            return Ok((near, far));
+        }
     }
 }
 
 impl ForwardProxies {
-    /// Reads what TLS to the proxy trusts, if it is needed. Blocks.
-    ///
-    /// # Errors
-    /// No certificate can be used.
-    pub fn new(settings: &ForwardProxy, policy: &TlsPolicy) -> Result<Self, TlsError> {
+    /// Reads what TLS to the proxy trusts, if it is needed. Blocks. What cannot be read is an error of the connects that need it.
+    #[must_use]
+    pub fn new(
+        settings: &ForwardProxy,
+        policy: &TlsPolicy,
+        budget: &Arc<ProcessBudget>,
+        own_sockets: &OwnSockets,
+    ) -> Self {
         let url = settings.https_proxy.as_deref();
         let proxy = url.and_then(|url| HttpProxy::parse(url).ok());
-        let speaks_tls = proxy.is_some_and(|proxy| is_spoken_to_by_tls(settings, &proxy));
-        Ok(Self {
+        let uses_tls = proxy.is_some_and(|proxy| uses_tls(settings, &proxy));
+        if uses_tls && settings.is_clear {
+            tracing::info!(
+                "HTTPS_PROXY has a password: TLS to the proxy, where upstream would send it in clear"
+            );
+        }
+        let trust = (policy, settings.ca_cert.as_deref());
+        Self {
             settings: settings.clone(),
-            tunnels: ProxyTunnels::new(speaks_tls, policy, settings.ca_cert.as_deref())?,
-        })
+            tunnels: ProxyTunnels::new("HTTPS_PROXY", uses_tls, trust, (budget, own_sockets)),
+        }
     }
 
     /// Every server is reached directly.
     #[must_use]
     pub fn none() -> Self {
-        Self {
-            settings: ForwardProxy::default(),
-            tunnels: ProxyTunnels {
-                trust: None,
-                copied: Tasks::new(0),
-            },
-        }
+        let budget = Arc::new(ProcessBudget::new(0));
+        Self::new(&ForwardProxy::default(), &TlsPolicy::default(), &budget, &OwnSockets::off())
     }
 
     /// The proxy for this server, unless an exception names the server; or what is wrong with its URL.
@@ -158,7 +249,7 @@ impl ForwardProxies {
 }
 
 /// grpc-go ignores the scheme `https`. A password is never sent in clear to a proxy of that scheme.
-fn is_spoken_to_by_tls(settings: &ForwardProxy, proxy: &HttpProxy) -> bool {
+fn uses_tls(settings: &ForwardProxy, proxy: &HttpProxy) -> bool {
     proxy.is_tls && !(settings.is_clear && proxy.user.is_none())
 }
 
@@ -202,36 +293,16 @@ impl ServerConnector {
         purpose: Purpose,
     ) -> Result<(Socket, PeerAddr), String> {
         let tcp = self.any_of(&proxy.host, proxy.port, purpose).await?;
-        let peer = PeerAddr::Tcp(tcp.peer_addr().map_err(|error| error.to_string())?);
-        let socket = self.proxies.tunnels.open(tcp, proxy, target, false).await?;
+        let peer = peer_of(&tcp)?;
+        let tunnels = self.proxies.tunnels.as_ref().map_err(ToString::to_string)?;
+        let socket = tunnels.open(tcp, proxy, target, false).await?;
         Ok((socket, peer))
     }
 }
 
-async fn ask(
-    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    target: &str,
-    proxy: &HttpProxy,
-    may_speak: bool,
-) -> Result<Bytes, String> {
-    match open_tunnel(stream, target, proxy.authorization().as_deref()).await {
-        Ok(early) if early.is_empty() || may_speak => Ok(early),
-        Ok(_early) => Err("the proxy speaks before it is asked".to_owned()),
-        Err(NoTunnel::Refused {
-            status: 407, wants, ..
-        }) => {
-            let wants = match wants.as_str() {
-                "" => "does not say what it wants",
-                wants => wants,
-            };
-            Err(format!("the proxy answered status 407 ({wants}): {WHO}"))
-        }
-        Err(NoTunnel::Refused { status, .. }) => Err(format!("the proxy answered status {status}")),
-        Err(NoTunnel::Closed) => {
-            Err("the proxy closed the connection before it answered".to_owned())
-        }
-        Err(other) => Err(other.to_string()),
-    }
+fn peer_of(tcp: &TcpStream) -> Result<PeerAddr, String> {
+    let peer = tcp.peer_addr().map_err(|error| error.to_string())?;
+    Ok(PeerAddr::Tcp(peer))
 }
 
 #[cfg(test)]
@@ -245,7 +316,8 @@ mod tests {
             no_proxy: Some("near.test".to_owned()),
             ..ForwardProxy::default()
         };
-        let proxies = ForwardProxies::new(&settings, &TlsPolicy::default()).unwrap();
+        let budget = Arc::new(ProcessBudget::new(1 << 20));
+        let proxies = ForwardProxies::new(&settings, &TlsPolicy::default(), &budget, &OwnSockets::off());
         for (host, way) in [
             ("far.test", " through the proxy [fd00::1]:3128"),
             ("near.test", ""),
@@ -270,11 +342,7 @@ mod tests {
                 ..ForwardProxy::default()
             };
             let proxy = HttpProxy::parse(url).unwrap();
-            assert_eq!(
-                is_spoken_to_by_tls(&settings, &proxy),
-                by_tls,
-                "{is_clear} {url}"
-            );
+            assert_eq!(uses_tls(&settings, &proxy), by_tls, "{is_clear} {url}");
         }
     }
 }

@@ -74,7 +74,10 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
         connector: ServerConnector {
             resolver,
             tls,
-            proxies: ForwardProxies::new(&proxy, &TlsPolicy::default()).unwrap(),
+            proxies: ForwardProxies::new(
+                &proxy,
+                &TlsPolicy::default(),
+                &Arc::new(ProcessBudget::new(1 << 20)), &adit_net::self_sockets::OwnSockets::off()),
             accounts: adit_net::accounts::Accounts::off(),
             own_sockets: adit_net::self_sockets::OwnSockets::off(),
             agent: AgentId::new("a"),

@@ -188,8 +188,19 @@ fn a_tcp_frontend_fails_closed() {
 
 #[test]
 fn networks_of_balancers_are_named_and_not_everyone() {
-    let of = |network: &str| server(&["--proxy-protocol-from", network]);
-    for (text, network) in [("10.0.0.0/8", "10.0.0.0/8"), ("fd00::1", "fd00::1/128")] {
+    let of = |network: &str| {
+        server(&[
+            "--frontend=grpc=unix:/run/a.sock",
+            "--insecure-allow-unauthenticated-agents",
+            "--proxy-protocol-from",
+            network,
+        ])
+    };
+    for (text, network) in [
+        ("10.0.0.0/8", "10.0.0.0/8"),
+        ("fd00::1", "fd00::1/128"),
+        ("::ffff:10.0.0.0/104", "10.0.0.0/8"),
+    ] {
         let (plan, _warnings) = of(text).unwrap();
         assert_eq!(plan.agents.balancers, [network.parse().unwrap()]);
     }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use tracing::Level;
 
 use crate::address::BindAddress;
@@ -180,12 +180,20 @@ impl OperationFlags {
         }
     }
 }
-/// A network of balancers. All addresses are none: every agent could say who it is.
+/// A network of balancers. All addresses are refused: every agent could claim any address.
 pub(super) fn balancers(text: &str) -> Result<IpNet, String> {
     let network = text
         .parse::<IpNet>()
         .or_else(|_error| text.parse::<IpAddr>().map(IpNet::from))
         .map_err(|_error| "is no network: write ADDRESS/BITS".to_owned())?;
+    let network = match network {
+        // Peers are known by their IPv4 address.
+        IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_canonical() {
+            IpAddr::V4(ip) => Ipv4Net::new_assert(ip, mapped.prefix_len() - 96).into(),
+            IpAddr::V6(_) => network,
+        },
+        network => network,
+    };
     if network.prefix_len() == 0 {
         return Err("would believe everyone: name the networks of the balancers".to_owned());
     }

@@ -52,6 +52,10 @@ impl HttpProxy {
             _ => return Err("has no usable scheme: write http://HOST:PORT or https://HOST:PORT"),
         };
         let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
+        let behind = rest.get(authority.len()..).unwrap_or_default();
+        if behind.contains('@') {
+            return Err("has a user or password with an unescaped / ? or #: write %2F, %3F, %23");
+        }
         let (user, address) = match authority.rsplit_once('@') {
             Some((user, address)) => (Some(user), address),
             None => (None, authority),
@@ -70,8 +74,14 @@ impl HttpProxy {
             return Err("names no host: write http://HOST:PORT");
         }
         let port = port.filter(|port| !port.is_empty());
-        let number = port.map(str::parse::<u16>).transpose();
-        let number = number.map_err(|_bad| "has a bad port: write 1 to 65535")?;
+        let number = |text: &str| {
+            let is_number = text.bytes().all(|octet| octet.is_ascii_digit());
+            text.parse().ok().filter(|port| is_number && *port != 0)
+        };
+        let number = match port {
+            Some(text) => Some(number(text).ok_or("has a bad port: write 1 to 65535")?),
+            None => None,
+        };
         let user = user
             .map(|user| {
                 let (name, password) = user.split_once(':').unwrap_or((user, ""));
@@ -149,10 +159,15 @@ mod tests {
             "http://a:x",
             "http://u%zz@a:1",
             "http://[fd00::1:1",
+            "http://a:0",
+            "http://a:+80",
+            "http://me:s3cret/x@proxy.example",
+            "http://us:12/s3cret@proxy.example:3128",
+            "http://me?s3cret@proxy.example",
         ] {
             let why = HttpProxy::parse(url).unwrap_err();
             assert!(
-                why.contains("write") || why.contains("bracket"),
+                !why.contains("s3cret") && why.contains("write") || why.contains("bracket"),
                 "{url}: {why}"
             );
         }

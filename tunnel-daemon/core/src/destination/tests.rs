@@ -278,7 +278,7 @@ fn destination_lists_refuse_name_patterns() {
     }
 }
 
-/// Neither a network nor an open list covers a name that somebody else resolves.
+/// Neither a network nor an open list covers a name that a proxy resolves.
 #[test]
 fn only_an_entry_of_the_name_covers_what_is_not_resolved_here() {
     let list = |entries: &[&str]| DestinationList::allow_targets(entries).unwrap();

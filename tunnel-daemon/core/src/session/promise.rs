@@ -103,6 +103,12 @@ impl Growth {
         has_room
     }
 
+    /// What is charged.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Gives back `bytes` of the charge, or all of it if it is less.
     pub fn reduce(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);

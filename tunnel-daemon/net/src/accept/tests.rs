@@ -180,7 +180,7 @@ async fn without_room_no_connection_is_accepted_and_room_is_polled() {
     let (events, stop): (Arc<dyn AcceptEvents>, _) = (Arc::<Room>::clone(&room), tasks.stopping());
     let accepting = accept_loop(script, None, tasks.clone(), events, stop, handle);
     tasks.spawn_always("accept", async move { drop(accepting.await) });
-    let waited = timeout(Duration::from_secs(10), arrivals.recv()).await;
+    let waited = tokio::time::timeout(Duration::from_secs(10), arrivals.recv()).await;
     waited.expect_err("there is no room");
     let counts = [&room.accepted, &room.pauses].map(|count| count.load(Ordering::SeqCst));
     assert_eq!(counts, [0, 1]);

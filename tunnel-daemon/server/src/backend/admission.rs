@@ -141,7 +141,7 @@ impl AgentAuthenticator {
             return Ok(AgentIdentity::of_certificate(certificate));
         };
         let caller = reviewer::Caller {
-            address: peer.ip(),
+            address: peer.counted_ip(),
             is_trusted: self.addresses.has(peer),
         };
         match reviewer.review(&token, caller).await {
@@ -232,13 +232,13 @@ pub(super) struct AdmittedAddress {
 impl AdmittedAddresses {
     /// Whether an agent with a link connects from this address.
     pub(super) fn has(&self, peer: PeerAddr) -> bool {
-        peer.ip()
+        peer.counted_ip()
             .is_some_and(|address| locked(&self.0).contains_key(&address))
     }
 
     /// Counts one more link from this address.
     pub(super) fn enter(&self, peer: PeerAddr) -> AdmittedAddress {
-        let address = peer.ip();
+        let address = peer.counted_ip();
         if let Some(address) = address {
             *locked(&self.0).entry(address).or_default() += 1;
         }

@@ -58,7 +58,7 @@ impl LaneListener {
             router: Arc::clone(&self.router),
             unbound: self.unbound.clone(),
             origin: UnboundOrigin {
-                address: peer.ip(),
+                address: peer.counted_ip(),
                 source,
             },
         })
@@ -77,7 +77,7 @@ impl LaneListener {
             None if self.admitted.has(peer) => UnboundSource::Admitted,
             None => UnboundSource::Stranger,
         };
-        let address = peer.ip();
+        let address = peer.counted_ip();
         let Some(unbound) = self.unbound.enter(UnboundOrigin { address, source }) else {
             tracing::debug!(%peer, "lane refused: too many connections wait to be bound");
             return self.metrics.lanes_refused.count(LaneRefusal::Unbound);

@@ -48,7 +48,7 @@ impl Proxy {
     }
 
     /// As [`Self::start`], with TLS to its clients.
-    async fn start_with(
+    pub(super) async fn start_with(
         server: SocketAddr,
         script: &'static [Answer],
         acceptor: Option<TlsAcceptor>,

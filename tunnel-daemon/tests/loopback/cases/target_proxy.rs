@@ -1,10 +1,15 @@
 //! Targets that an agent reaches through an HTTP proxy (`--target-proxy`).
 
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
 use adit::agent::RunningAgent;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::forward_proxy::{Answer, ESTABLISHED, Proxy};
 use crate::support::world::World;
-use crate::support::{connect, targets};
+use crate::support::{connect, targets, tls};
 
 /// A world whose agent reaches targets through this proxy.
 async fn behind(proxy: &Proxy, flags: &[&str]) -> (World, RunningAgent) {
@@ -75,6 +80,33 @@ async fn a_target_behind_a_proxy_may_speak_first() {
     connect::echo(&mut tunnel, b"SSH-2.0-client\r\n").await;
 }
 
+/// A connection that was cut off must not look like one that has ended, also not through TLS to the proxy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_is_cut_off_behind_an_https_proxy_is_no_end() {
+    let (port, _target) = targets::serve(|mut stream| async move {
+        stream.write_all(b"half of it").await?;
+        let _request = stream.read_u8().await;
+        SockRef::from(&stream).set_linger(Some(Duration::ZERO))
+    })
+    .await;
+    let world = World::start(&[]).await;
+    let acceptor = tls::acceptor(&world, "server");
+    let target = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let proxy = Proxy::start_with(target, &[ESTABLISHED], Some(acceptor)).await;
+    let flags = [
+        format!("--target-proxy=https://{}", proxy.address),
+        format!("--proxy-ca-cert={}", world.files.ca_file().display()),
+    ];
+    let _agent = world
+        .agent("proxied", &flags.each_ref().map(String::as_str))
+        .await;
+    world.links(1).await;
+    let mut tunnel = connect::open(&world.connect(), "192.0.2.1:80").await;
+    connect::hears(&mut tunnel, b"half of it").await;
+    connect::say(&mut tunnel, b"x").await;
+    world.ended("target_reset", 1.0).await;
+}
+
 /// The proxy's own failure, and its refusal, are the dial's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_of_the_targets_proxy_is_told() {
@@ -89,7 +121,7 @@ async fn a_refusal_of_the_targets_proxy_is_told() {
     let (world, _agent) = behind(&proxy, &[]).await;
     for told in [
         "192.0.2.1:80: the proxy answered status 403",
-        "Basic realm=x",
+        "Basic realm=x): give user and password in ADIT_TARGET_PROXY",
     ] {
         let (status, text) =
             connect::refused(&world.connect(), &connect::head("192.0.2.1:80")).await;
