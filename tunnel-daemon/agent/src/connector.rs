@@ -151,7 +151,8 @@ impl ServerConnector {
                 answer: format!("it {why}"),
             })?;
             // The proxy resolves the name, which this host may be unable to resolve.
-            let (socket, peer) = Box::pin(self.through(&proxy, &address.to_string(), purpose)).await?;
+            let (socket, peer) =
+                Box::pin(self.through(&proxy, &address.to_string(), purpose)).await?;
             let limit = limits::TLS_HANDSHAKE_TIMEOUT;
             return self
                 .secure((socket, peer), host, *port, purpose, limit)

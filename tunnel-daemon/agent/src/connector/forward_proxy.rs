@@ -151,7 +151,9 @@ impl ProxyTunnels {
         let is_small = self.budget.starts_small();
         let promise = self.budget.promise(TunnelKind::Grpc);
         let promise = promise.ok_or("short of memory")?;
-        let (near, mut far) = pair(&self.own_sockets).await.map_err(|error| error.to_string())?;
+        let (near, mut far) = pair(&self.own_sockets)
+            .await
+            .map_err(|error| error.to_string())?;
         if is_small {
             let fitted = SocketBuffers::default().fit(&far, BufferSizes::Small, true);
             fitted.map_err(|error| error.to_string())?;
@@ -225,7 +227,12 @@ impl ForwardProxies {
     #[must_use]
     pub fn none() -> Self {
         let budget = Arc::new(ProcessBudget::new(0));
-        Self::new(&ForwardProxy::default(), &TlsPolicy::default(), &budget, &OwnSockets::off())
+        Self::new(
+            &ForwardProxy::default(),
+            &TlsPolicy::default(),
+            &budget,
+            &OwnSockets::off(),
+        )
     }
 
     /// The proxy for this server, unless an exception names the server; or what is wrong with its URL.
@@ -317,7 +324,12 @@ mod tests {
             ..ForwardProxy::default()
         };
         let budget = Arc::new(ProcessBudget::new(1 << 20));
-        let proxies = ForwardProxies::new(&settings, &TlsPolicy::default(), &budget, &OwnSockets::off());
+        let proxies = ForwardProxies::new(
+            &settings,
+            &TlsPolicy::default(),
+            &budget,
+            &OwnSockets::off(),
+        );
         for (host, way) in [
             ("far.test", " through the proxy [fd00::1]:3128"),
             ("near.test", ""),

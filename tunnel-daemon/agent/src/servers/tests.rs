@@ -77,7 +77,9 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
             proxies: ForwardProxies::new(
                 &proxy,
                 &TlsPolicy::default(),
-                &Arc::new(ProcessBudget::new(1 << 20)), &adit_net::self_sockets::OwnSockets::off()),
+                &Arc::new(ProcessBudget::new(1 << 20)),
+                &adit_net::self_sockets::OwnSockets::off(),
+            ),
             accounts: adit_net::accounts::Accounts::off(),
             own_sockets: adit_net::self_sockets::OwnSockets::off(),
             agent: AgentId::new("a"),
