@@ -178,8 +178,8 @@ struct AgentFlags {
     /// Port of the agent listener; 0 lets the kernel choose
     #[arg(long, value_name = "PORT", default_value_t = 8091, value_parser = listener_port)]
     agent_port: u16,
-    /// Network of balancers before the agent port, which must send a PROXY header (version 1 or 2): the agent's address in logs,
-    /// status and limits is the one that it names; repeatable
+    /// Network of balancers before the agent port: their connections must begin with a PROXY header, whose address logs and status
+    /// show; repeatable
     #[arg(long, value_name = "CIDR", value_parser = balancers)]
     proxy_protocol_from: Vec<IpNet>,
     /// An agent's connection ends after this time and 20s of silence; a quiet one is pinged after 3s in any case
