@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
 
 pub use error::ConnectorError;
-pub use forward_proxy::{ForwardProxies, ProxyTunnels};
+pub use forward_proxy::ForwardProxies;
 
 use adit_config::address::ServerAddress;
 use adit_config::limits;
@@ -47,7 +47,7 @@ pub struct ServerConnector {
     pub resolver: Arc<dyn Resolve>,
     /// Current TLS files.
     pub tls: Arc<ReloadableClientTls>,
-    /// The way through HTTP proxies.
+    /// Which servers are reached through HTTP proxies.
     pub proxies: ForwardProxies,
     /// Kernel accounting.
     pub accounts: Accounts,

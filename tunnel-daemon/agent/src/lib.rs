@@ -9,6 +9,7 @@ pub mod context;
 pub mod lanes;
 pub mod link;
 pub mod node;
+pub mod proxy_tunnels;
 pub mod servers;
 pub mod sync;
 pub mod target_proxy;

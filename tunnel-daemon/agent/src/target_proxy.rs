@@ -14,8 +14,8 @@ use adit_net::dial::{DialError, Dialer, Network};
 use adit_tls::stream::Socket;
 use tokio::time::{Instant, timeout_at};
 
-use crate::connector::ProxyTunnels;
 use crate::context::{Dialing, TargetDialer};
+use crate::proxy_tunnels::ProxyTunnels;
 
 /// Dials targets through a proxy.
 pub struct ProxiedTargets {

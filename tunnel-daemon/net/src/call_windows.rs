@@ -11,6 +11,8 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::buffer_growth::{GROWS_AFTER_BYTES, IDLE};
 
+/// Bytes after which a connection with large windows looks at its budget again, before its timer does.
+const CHECKED_EVERY_BYTES: u64 = 256 * 1024;
 /// Checks, one for each [`IDLE`], until a client must have acknowledged a smaller size.
 const ACKNOWLEDGED_WITHIN: u32 = 20;
 
@@ -146,8 +148,10 @@ impl Drop for CallWindow {
 #[derive(Debug)]
 pub(crate) struct WindowGrowth {
     windows: Arc<CallWindows>,
-    /// Bytes moved at the last check.
+    /// Bytes moved when the timer ran out last, or before windows grew.
     seen: u64,
+    /// Bytes moved at the last check.
+    checked: u64,
     /// Runs while windows are charged.
     idle: Option<Pin<Box<Sleep>>>,
     /// Checks since the client was told a smaller size.
@@ -159,12 +163,13 @@ impl WindowGrowth {
         Self {
             windows: Arc::clone(windows),
             seen: 0,
+            checked: 0,
             idle: None,
             unacknowledged: 0,
         }
     }
 
-    /// To be called at each poll of the connection; `resize` sends the client a size, and is false while the last one is not
+    /// To be called at each poll of the connection, which is cheap; `resize` sends the client a size, and is false while the last one is not
     /// acknowledged. Ready when the client acknowledges none for [`ACKNOWLEDGED_WITHIN`] (RFC 9113, section 6.5.3).
     pub(crate) fn poll(
         &mut self,
@@ -172,9 +177,14 @@ impl WindowGrowth {
         resize: impl FnMut(u32) -> bool,
     ) -> Poll<()> {
         let moved = self.windows.moved.load(Relaxed);
-        if self.idle.is_none() && moved - self.seen < GROWS_AFTER_BYTES {
+        let is_due = match &self.idle {
+            None => moved - self.seen >= GROWS_AFTER_BYTES,
+            Some(timer) => timer.is_elapsed() || moved - self.checked >= CHECKED_EVERY_BYTES,
+        };
+        if !is_due {
             return Poll::Pending;
         }
+        self.checked = moved;
         self.check(cx, moved, resize)
     }
 
@@ -351,6 +361,7 @@ mod tests {
         // Memory is short: no more is offered, and what has come stays charged.
         let idle = windows.open().expect("there is room");
         budget.hold(9 * MIB);
+        call.moved(MUCH);
         assert_eq!(client.poll(), [BOUNDED_CALL_WINDOW_BYTES]);
         assert!(windows.open().is_none(), "not yet acknowledged");
         client.after_rest().await;

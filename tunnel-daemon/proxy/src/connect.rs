@@ -16,8 +16,8 @@ const PROVISIONAL_MAX: usize = 10;
 /// Octets of a refusal's body that are read, and how long they are waited for.
 const BODY_OCTETS_MAX: usize = 4 * 1024;
 const BODY_WITHIN: Duration = Duration::from_secs(2);
-/// Octets of what a proxy wants, at most.
-const WANTS_BYTES_MAX: usize = 200;
+/// Octets of a challenge, at most.
+const CHALLENGE_OCTETS_MAX: usize = 200;
 /// Octets asked for at once.
 const READ_OCTETS: usize = 1024;
 
@@ -37,21 +37,21 @@ pub enum NoTunnel {
     #[error("its answer is no HTTP: {0}")]
     NotHttp(&'static str),
     /// The other end refuses.
-    #[error("it answered status {status}{}: {body}", told(wants))]
+    #[error("it answered status {status}{}: {body}", asked_for(challenge))]
     Refused {
         /// Status code.
         status: u16,
         /// The first octets of the answer's body, as text.
         body: String,
-        /// The fields `Proxy-Authenticate`, cut: how to say who one is (RFC 9110, section 11.7.1).
-        wants: String,
+        /// The fields `Proxy-Authenticate`, cut: the authentication that it asks for (RFC 9110, section 11.7.1).
+        challenge: String,
     },
 }
 
-fn told(wants: &str) -> String {
-    match wants {
+fn asked_for(challenge: &str) -> String {
+    match challenge {
         "" => String::new(),
-        wants => format!(" and wants {wants}"),
+        challenge => format!(" and asks for {challenge}"),
     }
 }
 
@@ -108,7 +108,7 @@ where
     Err(NoTunnel::Refused {
         status: head.status,
         body: String::from_utf8_lossy(&read).into_owned(),
-        wants: head.wants,
+        challenge: head.challenge,
     })
 }
 
@@ -128,7 +128,7 @@ struct Head {
     /// Of its body: to the end of the connection where the head does not say, and none where it is cut into chunks.
     length: u64,
     octets: usize,
-    wants: String,
+    challenge: String,
 }
 
 impl Head {
@@ -156,9 +156,10 @@ impl Head {
             let field = fields.find(|field| field.name.eq_ignore_ascii_case(name))?;
             std::str::from_utf8(field.value).ok()
         };
-        let wants = response.headers.iter();
-        let wants = wants.filter(|field| field.name.eq_ignore_ascii_case("proxy-authenticate"));
-        let wants: Vec<_> = wants
+        let challenge = response.headers.iter();
+        let challenge =
+            challenge.filter(|field| field.name.eq_ignore_ascii_case("proxy-authenticate"));
+        let challenge: Vec<_> = challenge
             .map(|field| field.value.escape_ascii().to_string())
             .collect();
         let length = match value("transfer-encoding") {
@@ -169,7 +170,7 @@ impl Head {
             status: response.code.unwrap_or_default(),
             length: length.unwrap_or(u64::MAX),
             octets,
-            wants: beginning(&wants.join(", "), WANTS_BYTES_MAX).to_owned(),
+            challenge: beginning(&challenge.join(", "), CHALLENGE_OCTETS_MAX).to_owned(),
         }))
     }
 }
@@ -275,11 +276,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_proxy_that_asks_who_one_is_is_quoted() {
+    async fn the_challenge_of_a_proxy_is_quoted() {
         let answer = "HTTP/1.1 407 Who?\r\nProxy-Authenticate: Negotiate\r\nproxy-authenticate: Basic realm=\"a\u{e9}b\"\r\nContent-Length: 0\r\n\r\n";
         let error = asked(answer.as_bytes(), 9).await.unwrap_err().to_string();
         assert!(
-            error.contains(r#"407 and wants Negotiate, Basic realm=\"a\xc3\xa9b\""#),
+            error.contains(r#"407 and asks for Negotiate, Basic realm=\"a\xc3\xa9b\""#),
             "{error}"
         );
         let long = "x".repeat(1000);

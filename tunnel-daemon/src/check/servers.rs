@@ -105,9 +105,9 @@ async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capabil
         ),
         // The server sends first, or waits for the client to.
         Ok(Ok(_)) | Err(_) => {
-            let way = connector.proxies.way_to(address);
+            let path = connector.proxies.path_to(address);
             ok(format!(
-                "{address} can be reached{way}, and both ends accept each other"
+                "{address} can be reached{path}, and both ends accept each other"
             ))
         }
     }

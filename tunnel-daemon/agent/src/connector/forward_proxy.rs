@@ -1,202 +1,27 @@
-//! The way to servers through an HTTP proxy, which HTTPS_PROXY names (RFC 9110, section 9.3.6).
+//! The path to servers through an HTTP proxy, which HTTPS_PROXY names (RFC 9110, section 9.3.6).
 
-use std::io;
-use std::net::Ipv4Addr;
-use std::path::Path;
 use std::sync::Arc;
 
 use adit_config::address::ServerAddress;
-use adit_config::limits;
 use adit_config::plan::{ForwardProxy, HttpProxy};
 use adit_config::tls_policy::TlsPolicy;
-use adit_core::session::{ProcessBudget, TunnelKind};
+use adit_core::session::ProcessBudget;
 use adit_kube::no_proxy::is_excepted;
-use adit_net::direct;
 use adit_net::happy_eyeballs::Race;
 use adit_net::resolve::{self, servers_of_host};
 use adit_net::self_sockets::OwnSockets;
-use adit_net::socket::tune_stream;
-use adit_net::tasks::Tasks;
-use adit_proxy::connect::{NoTunnel, open_tunnel};
-use adit_relay::{BufferSizes, SocketBuffers};
-use adit_tls::cause::TlsCause;
-use adit_tls::nested::{Nested, SystemTrust};
-use adit_tls::stream::{ByteStream, PeerAddr, Socket};
-use adit_tls::tls::{TlsError, server_name};
-use adit_tunnel::reset_on_close;
-use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, copy_bidirectional_with_sizes};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::time::timeout;
+use adit_tls::stream::{PeerAddr, Socket};
+use adit_tls::tls::TlsError;
+use tokio::net::TcpStream;
 
 use super::{ConnectorError, Purpose, ServerConnector};
-
-/// Connections that are copied to a socket of their own, at most: far above the tunnels of an agent.
-const COPIED_MAX: usize = 10_000;
-/// Bytes that such a connection may hold, each way.
-const COPIED_BYTES: usize = 32 * 1024;
-/// The same where memory is bounded.
-const COPIED_SMALL_BYTES: usize = 8 * 1024;
+use crate::proxy_tunnels::{ProxyTunnels, peer_of};
 
 /// Which servers are reached through which proxy.
 pub struct ForwardProxies {
     settings: ForwardProxy,
     /// Or why the proxy cannot be used.
     tunnels: Result<ProxyTunnels, TlsError>,
-}
-
-/// Tunnels through a proxy.
-pub struct ProxyTunnels {
-    /// What TLS to it trusts, if it is spoken to by TLS.
-    trust: Option<SystemTrust>,
-    /// The setting that names it.
-    setting: &'static str,
-    budget: Arc<ProcessBudget>,
-    own_sockets: OwnSockets,
-    copied: Tasks,
-}
-
-impl ProxyTunnels {
-    /// Reads what TLS to the proxy trusts: `ca_cert`, or what the system does. Blocks. `setting` names the proxy.
-    ///
-    /// # Errors
-    /// No certificate can be used.
-    pub fn new(
-        setting: &'static str,
-        uses_tls: bool,
-        (policy, ca_cert): (&TlsPolicy, Option<&Path>),
-        (budget, own_sockets): (&Arc<ProcessBudget>, &OwnSockets),
-    ) -> Result<Self, TlsError> {
-        let trust = uses_tls.then(|| SystemTrust::load(policy, ca_cert));
-        Ok(Self {
-            trust: trust.transpose()?,
-            setting,
-            budget: Arc::clone(budget),
-            own_sockets: own_sockets.clone(),
-            copied: Tasks::new(COPIED_MAX),
-        })
-    }
-
-    /// Asks the proxy at the other end of `tcp` for a tunnel to `target`, an authority. `may_speak`: the target may send first.
-    ///
-    /// # Errors
-    /// Why not, in words.
-    pub async fn open(
-        &self,
-        mut tcp: TcpStream,
-        proxy: &HttpProxy,
-        target: &str,
-        may_speak: bool,
-    ) -> Result<Socket, String> {
-        let Some(trust) = &self.trust else {
-            let early = self.ask(&mut tcp, target, proxy, may_speak).await?;
-            if early.is_empty() {
-                return Ok(Socket::Tcp(tcp));
-            }
-            let peer = peer_of(&tcp)?;
-            return self
-                .copied(ByteStream::Plain(Socket::Tcp(tcp), peer), early)
-                .await;
-        };
-        let peer = peer_of(&tcp)?;
-        let name = server_name(&proxy.host).map_err(|error| error.to_string())?;
-        let connecting = trust.connect(name, ByteStream::Plain(Socket::Tcp(tcp), peer));
-        let connected = timeout(limits::TLS_HANDSHAKE_TIMEOUT, connecting).await;
-        let connected = connected.map_err(|_elapsed| "TLS to the proxy timed out".to_owned())?;
-        let failed =
-            |error: io::Error| format!("TLS to the proxy: {}", TlsCause::of_handshake(&error));
-        let mut stream = connected.map_err(failed)?;
-        let early = self.ask(&mut stream, target, proxy, may_speak).await?;
-        self.copied(stream, early).await
-    }
-
-    async fn ask(
-        &self,
-        stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-        target: &str,
-        proxy: &HttpProxy,
-        may_speak: bool,
-    ) -> Result<Bytes, String> {
-        match open_tunnel(stream, target, proxy.authorization().as_deref()).await {
-            Ok(early) if early.is_empty() || may_speak => Ok(early),
-            Ok(_early) => Err("the proxy speaks before it is asked".to_owned()),
-            Err(NoTunnel::Refused {
-                status: 407, wants, ..
-            }) => {
-                let wants = match wants.as_str() {
-                    "" => "does not say what it wants",
-                    wants => wants,
-                };
-                let setting = self.setting;
-                Err(format!(
-                    "the proxy answered status 407 ({wants}): give user and password in {setting}, as http://USER:PASSWORD@HOST:PORT; Adit has Basic"
-                ))
-            }
-            Err(NoTunnel::Refused { status, .. }) => {
-                Err(format!("the proxy answered status {status}"))
-            }
-            Err(NoTunnel::Closed) => {
-                Err("the proxy closed the connection before it answered".to_owned())
-            }
-            Err(other) => Err(other.to_string()),
-        }
-    }
-
-    /// A socket with the bytes of `stream`, `early` first. Whichever of both is reset or cut off resets the other.
-    async fn copied(
-        &self,
-        mut stream: impl Nested + 'static,
-        early: Bytes,
-    ) -> Result<Socket, String> {
-        let is_small = self.budget.starts_small();
-        let promise = self.budget.promise(TunnelKind::Grpc);
-        let promise = promise.ok_or("short of memory")?;
-        let (near, mut far) = pair(&self.own_sockets)
-            .await
-            .map_err(|error| error.to_string())?;
-        if is_small {
-            let fitted = SocketBuffers::default().fit(&far, BufferSizes::Small, true);
-            fitted.map_err(|error| error.to_string())?;
-        }
-        let bytes = if is_small {
-            COPIED_SMALL_BYTES
-        } else {
-            COPIED_BYTES
-        };
-        let copying = async move {
-            let _promise = promise;
-            let copied = match far.write_all(&early).await {
-                Ok(()) => copy_bidirectional_with_sizes(&mut far, &mut stream, bytes, bytes).await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = copied {
-                tracing::debug!(%error, "a connection through a proxy was cut off");
-                reset_on_close(&far);
-                if let Some(tcp) = stream.tcp() {
-                    reset_on_close(tcp);
-                }
-            }
-        };
-        let spawned = self.copied.spawn("copied-through-proxy", copying);
-        spawned.map_err(|_full| "too many connections through it".to_owned())?;
-        Ok(Socket::Tcp(near))
-    }
-}
-
-/// Two ends of a connection of this process: TCP, which has resets where a unix socket has only an end.
-async fn pair(own_sockets: &OwnSockets) -> io::Result<(TcpStream, TcpStream)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let at = listener.local_addr()?;
-    let near = direct::connect(own_sockets, direct::socket_for(at)?, at).await?;
-    loop {
-        let (far, peer) = listener.accept().await?;
-        // Others on this host may have been faster.
-        if peer == near.local_addr()? {
-            tune_stream(&near)?;
-            tune_stream(&far)?;
-            return Ok((near, far));
-        }
-    }
 }
 
 impl ForwardProxies {
@@ -244,7 +69,7 @@ impl ForwardProxies {
 
     /// In words for users: ` through the proxy HOST:PORT`, or nothing.
     #[must_use]
-    pub fn way_to(&self, server: &ServerAddress) -> String {
+    pub fn path_to(&self, server: &ServerAddress) -> String {
         match server {
             ServerAddress::Host { host, port } => match self.of(host, *port) {
                 Some(Ok(proxy)) => format!(" through the proxy {}", proxy.authority()),
@@ -307,17 +132,12 @@ impl ServerConnector {
     }
 }
 
-fn peer_of(tcp: &TcpStream) -> Result<PeerAddr, String> {
-    let peer = tcp.peer_addr().map_err(|error| error.to_string())?;
-    Ok(PeerAddr::Tcp(peer))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_way_through_a_proxy_is_named_without_its_password() {
+    fn the_path_through_a_proxy_is_named_without_its_password() {
         let settings = ForwardProxy {
             https_proxy: Some("http://us:s3cret@[fd00::1]:3128".to_owned()),
             no_proxy: Some("near.test".to_owned()),
@@ -330,12 +150,12 @@ mod tests {
             &budget,
             &OwnSockets::off(),
         );
-        for (host, way) in [
+        for (host, path) in [
             ("far.test", " through the proxy [fd00::1]:3128"),
             ("near.test", ""),
         ] {
             let (host, port) = (host.to_owned(), 8091);
-            assert_eq!(proxies.way_to(&ServerAddress::Host { host, port }), way);
+            assert_eq!(proxies.path_to(&ServerAddress::Host { host, port }), path);
         }
     }
 

@@ -5,6 +5,8 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+use crate::address::ServerAddress;
+
 /// An HTTP proxy. `Debug` hides user and password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HttpProxy {
@@ -24,12 +26,8 @@ impl HttpProxy {
     /// Host and port, without user and password.
     #[must_use]
     pub fn authority(&self) -> String {
-        let Self { host, port, .. } = self;
-        if host.contains(':') {
-            format!("[{host}]:{port}")
-        } else {
-            format!("{host}:{port}")
-        }
+        let (host, port) = (self.host.clone(), self.port);
+        ServerAddress::Host { host, port }.to_string()
     }
 
     /// The value of `Proxy-Authorization` for it (RFC 7617).
