@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use adit_tls::stream::{ByteStream, PeerAddr, Socket};
 use adit_tls::tls::{TlsError, server_name};
 use adit_tunnel::reset_on_close;
 use bytes::Bytes;
-use socket2::SockRef;
+use rustix::net::sockopt::socket_error;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, copy_bidirectional_with_sizes};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -151,7 +152,7 @@ impl ProxyTunnels {
             let fitted = SocketBuffers::default().fit(&far, BufferSizes::Small, true);
             fitted.map_err(|error| error.to_string())?;
         }
-        let watched = SockRef::from(&far).try_clone();
+        let watched = far.as_fd().try_clone_to_owned();
         let watched = watched.map_err(|error| error.to_string())?;
         let bytes = if is_small {
             COPIED_SMALL_BYTES
@@ -183,12 +184,12 @@ impl ProxyTunnels {
 }
 
 /// Why the other end of `socket` is gone. A copy that has read its end, and waits for the proxy alone, would not notice.
-async fn gone(socket: &socket2::Socket) -> io::Error {
+async fn gone(socket: impl AsFd) -> io::Error {
     loop {
         tokio::time::sleep(LOOKED_AFTER).await;
-        match socket.take_error() {
-            Ok(None) => (),
-            Ok(Some(error)) | Err(error) => return error,
+        match socket_error(&socket) {
+            Ok(Ok(())) => (),
+            Ok(Err(error)) | Err(error) => return error.into(),
         }
     }
 }
