@@ -193,6 +193,7 @@ fn backend_settings(
         server_count: plan.server_count,
         extensions: Extensions::default(),
         version: PeerVersion::own(),
+        zone: plan.agents.zone.clone(),
         lane_grant: None,
     };
     let link = LinkSettings {

@@ -42,6 +42,8 @@ pub struct LaneKeeper(Arc<Shared>);
 
 struct Shared {
     server: ServerId,
+    /// The server is in the zone of this agent.
+    is_near: bool,
     bind: BindTo,
     context: LinkContext,
     lanes_max: usize,
@@ -79,18 +81,21 @@ pub enum Cause {
 pub struct OpenError(pub String);
 
 impl LaneKeeper {
-    /// A keeper for a link whose server has granted lanes; it opens at most `lanes_max`.
+    /// A keeper for a link whose server has granted lanes; it opens at most `lanes_max`. `is_near`: the server is in the zone of
+    /// this agent.
     #[must_use]
     pub fn new(
         server: ServerId,
         grant: &LaneGrant,
         lanes_max: usize,
+        is_near: bool,
         context: &LinkContext,
     ) -> Self {
         let granted = usize::try_from(grant.lanes_max).unwrap_or(usize::MAX);
         let lanes_max = lanes_max.min(granted).min(Semaphore::MAX_PERMITS);
         Self(Arc::new(Shared {
             server,
+            is_near,
             bind: BindTo {
                 link: grant.link,
                 secret: LinkSecret::new(grant.secret.clone()),
@@ -116,6 +121,12 @@ impl LaneKeeper {
     #[must_use]
     pub fn server(&self) -> &ServerId {
         &self.0.server
+    }
+
+    /// Whether the server is in the zone of this agent.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.0.is_near
     }
 
     /// The link id and secret with which a lane is bound.

@@ -90,6 +90,8 @@ pub struct Identity {
 pub struct Opened {
     /// The server's answer.
     pub server: ServerHello,
+    /// The server is in the zone of this agent.
+    is_near: bool,
     streams: LinkStreams,
     /// `None` once the connection has ended: the streams then carry the error.
     connection: Option<Running>,
@@ -186,8 +188,11 @@ where
         tracing::debug!(%error, "the kernel does not probe a server");
     }
     let silence = Silence { told, socket };
+    let own = identity.hello.identifiers.zone.as_deref();
+    let is_near = own.is_some() && own == server.zone.as_deref();
     Ok(Opened {
         server,
+        is_near,
         streams,
         silence,
         connection: (!has_ended).then_some(connection),
@@ -298,9 +303,10 @@ impl Opened {
         let link = Link::new(config, Arc::clone(&context.budget), Arc::default());
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let grant = self.server.lane_grant.as_ref();
-        let lanes = grant
-            .filter(|_| credit && lanes_max > 0)
-            .map(|grant| LaneKeeper::new(self.server.server.clone(), grant, lanes_max, context));
+        let lanes = grant.filter(|_| credit && lanes_max > 0).map(|grant| {
+            let server = self.server.server.clone();
+            LaneKeeper::new(server, grant, lanes_max, self.is_near, context)
+        });
         let handle = AgentLink {
             server: self.server.server.clone(),
             commands: sender.clone(),

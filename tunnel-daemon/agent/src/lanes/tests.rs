@@ -24,7 +24,13 @@ fn keeper_of(name: &str, lanes_max: u32, context: &LinkContext) -> LaneKeeper {
         lanes_max,
         secret: [7; LANE_SECRET_BYTES].into(),
     };
-    LaneKeeper::new(ServerId::new(name), &grant, lanes_max as usize, context)
+    LaneKeeper::new(
+        ServerId::new(name),
+        &grant,
+        lanes_max as usize,
+        false,
+        context,
+    )
 }
 
 /// Both ends of a lane, the agent's first.

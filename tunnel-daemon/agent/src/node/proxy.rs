@@ -34,6 +34,8 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(8);
 const LENT_WITHIN: Duration = Duration::from_secs(1);
 /// Attempts for one connection: each before the last met a lane that was lost or used by the server, or a server that leaves.
 const ATTEMPTS_MAX: u32 = 8;
+/// Attempts that prefer servers of this agent's zone: servers of a zone that goes away lose several connections' lanes.
+const NEAR_ATTEMPTS_MAX: u32 = 3;
 /// Limit on connections of all listeners that have no tunnel yet.
 const OPENING_MAX: usize = 1024;
 
@@ -203,9 +205,9 @@ impl NodeProxy {
     ) -> Result<(Endpoint, ServerId), NodeRefusal> {
         let mut left = HELD_MAX;
         let mut failure = NodeRefusal::LaneLost;
-        for _attempt in 0..ATTEMPTS_MAX {
+        for attempt in 0..ATTEMPTS_MAX {
             let since = Instant::now();
-            let (keeper, borrowed) = self.borrow(left).await?;
+            let (keeper, borrowed) = self.borrow(left, attempt < NEAR_ATTEMPTS_MAX).await?;
             left = left.saturating_sub(since.elapsed());
             let promise = keeper.budget().promise(TunnelKind::Socket);
             let promise = promise.ok_or(NodeRefusal::Memory)?;
@@ -230,8 +232,12 @@ impl NodeProxy {
         Err(failure)
     }
 
-    /// Borrows a lane of some server, within `left`.
-    async fn borrow(&self, left: Duration) -> Result<(LaneKeeper, Borrowed), NodeRefusal> {
+    /// Borrows a lane of some server, within `left`; of one in this agent's zone if `near_first`.
+    async fn borrow(
+        &self,
+        left: Duration,
+        mut near_first: bool,
+    ) -> Result<(LaneKeeper, Borrowed), NodeRefusal> {
         let mut why = NodeRefusal::NoServer;
         let lent = tokio::time::timeout(left, async {
             loop {
@@ -244,8 +250,10 @@ impl NodeProxy {
                 self.told.store(false, Relaxed);
                 keepers.retain(|keeper| !keeper.is_leaving());
                 keepers.shuffle(&mut rand::rng());
-                // A stable sort keeps the random order within both groups. The key is cached because `has_idle` changes.
-                keepers.sort_by_cached_key(|keeper| !keeper.has_idle());
+                // A stable sort keeps the random order within the groups. The key is cached because `has_idle` changes.
+                keepers.sort_by_cached_key(|keeper| {
+                    (near_first && !keeper.is_near(), !keeper.has_idle())
+                });
                 let Some(keeper) = keepers.first() else {
                     why = if now.links > 0 {
                         NodeRefusal::Leaving
@@ -265,7 +273,7 @@ impl NodeProxy {
                         // The link has just ended; the change follows soon.
                         changed.next().await;
                     }
-                    () = tokio::time::sleep(LENT_WITHIN), if keepers.len() > 1 => (),
+                    () = tokio::time::sleep(LENT_WITHIN), if keepers.len() > 1 => near_first = false,
                     // Another server may have a lane now, or this server has gone.
                     _ = changed.next() => (),
                 }

@@ -38,6 +38,11 @@ pub const ADIT_LANES: &str = "adit-lanes";
 /// Both ways: the release of the sender's program. Unknown to Go peers.
 pub const ADIT_VERSION: &str = "adit-version";
 
+/// Response header: the server's zone. Unknown to Go peers.
+pub const ADIT_ZONE: &str = "adit-zone";
+/// Longest zone that an agent takes from a server, bytes: the longest value of a Kubernetes label has 63.
+const ZONE_LEN_MAX: usize = 256;
+
 /// Extensions that are used only if both ends offer them. A missing header or a value other than `1` means "no".
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Extensions {
@@ -154,6 +159,13 @@ fn ascii(value: &[u8]) -> Option<&str> {
     text.is_ascii().then_some(text)
 }
 
+/// A zone that no server can have is none.
+fn zone_of(text: &str) -> Option<Box<str>> {
+    (1..=ZONE_LEN_MAX)
+        .contains(&text.len())
+        .then(|| text.into())
+}
+
 fn push_version(version: PeerVersion, pairs: &mut Vec<(&'static str, String)>) {
     if let Some(version) = version.as_str() {
         pairs.push((ADIT_VERSION, version.to_owned()));
@@ -171,6 +183,8 @@ pub struct ServerHello {
     pub extensions: Extensions,
     /// The release of the peer's program.
     pub version: PeerVersion,
+    /// The zone of the server: agents of the same zone prefer it for the tunnels that they open.
+    pub zone: Option<Box<str>>,
     /// With [`Extensions::lanes`]: the permission to bind lanes to this link.
     pub lane_grant: Option<LaneGrant>,
 }
@@ -189,13 +203,14 @@ impl ServerHello {
     {
         let (mut ids, mut counts, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
         let mut grant = LaneGrantHeaders::default();
-        let mut version = PeerVersion::default();
+        let (mut version, mut zone) = (PeerVersion::default(), None);
         for (name, value) in headers {
             let value = value.as_ref();
             let text = ascii(value).unwrap_or_default();
             match name {
                 SERVER_ID => ids.push(value),
                 SERVER_COUNT => counts.push(value),
+                ADIT_ZONE => zone = zone_of(text),
                 ADIT_VERSION => version = PeerVersion::parse(text),
                 _ => {
                     extensions.note(name, text);
@@ -226,6 +241,7 @@ impl ServerHello {
             server_count,
             extensions,
             version,
+            zone,
             lane_grant,
         })
     }
@@ -239,6 +255,9 @@ impl ServerHello {
         ];
         self.extensions.push_to(&mut pairs);
         push_version(self.version, &mut pairs);
+        if let Some(zone) = &self.zone {
+            pairs.push((ADIT_ZONE, zone.to_string()));
+        }
         if let Some(grant) = &self.lane_grant {
             grant.push_to(&mut pairs);
         }
@@ -440,6 +459,7 @@ mod tests {
                 server_count: 3,
                 extensions,
                 version: PeerVersion::parse("1.2.4"),
+                zone: None,
                 lane_grant: lanes.then(grant),
             };
             let pairs = server.to_headers();
@@ -465,6 +485,7 @@ mod tests {
                 lanes: true,
             },
             version: PeerVersion::default(),
+            zone: None,
             lane_grant: Some(grant()),
         };
         assert!(!format!("{server:?}").contains("secret"));
@@ -489,6 +510,29 @@ mod tests {
         pairs: &'a [(&'static str, String)],
     ) -> impl Iterator<Item = (&'a str, &'a str)> {
         pairs.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+
+    #[test]
+    fn a_servers_zone_is_told_and_one_that_is_empty_or_too_long_is_none() {
+        let zone = |zone: &str| {
+            let pairs = [("serverid", "s"), ("servercount", "1"), ("adit-zone", zone)];
+            ServerHello::from_headers(pairs).unwrap()
+        };
+        let hello = zone("east-1");
+        assert_eq!(hello.zone.as_deref(), Some("east-1"));
+        let pairs = hello.to_headers();
+        assert!(pairs.contains(&("adit-zone", "east-1".to_owned())));
+        assert_eq!(ServerHello::from_headers(borrowed(&pairs)), Ok(hello));
+        for none in ["", "\u{e9}", &"z".repeat(257)] {
+            let hello = zone(none);
+            assert_eq!(hello.zone, None, "{none}");
+            assert!(
+                hello
+                    .to_headers()
+                    .iter()
+                    .all(|(name, _)| *name != "adit-zone")
+            );
+        }
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use adit::agent::RunningAgent;
-use adit::server::RunningServer;
+use adit::server::{self, RunningServer};
 use adit_testkit::scrape;
 
 use crate::support::lanes::{IDLE, value as at_server, warm};
 use crate::support::node::{OPENED, connect, echo, refusals, refused};
 use crate::support::targets;
 use crate::support::wait::{until, within};
-use crate::support::world::{World, sample};
+use crate::support::world::{World, sample, server_plan};
 
 fn at(server: &RunningServer, series: &str) -> f64 {
     scrape::value(&server.metrics.scrape().text(), series)
@@ -42,6 +42,44 @@ async fn connections_are_spread_over_servers_at_random() {
     assert_eq!(shares.0 + shares.1, f64::from(CONNECTIONS));
     // Fewer than five of sixty at one server: once in 10^12 runs.
     assert!(shares.0 >= 5.0 && shares.1 >= 5.0, "{shares:?}");
+}
+
+/// The server of the agent's zone gets every connection while it lives, and the other one gets the next connection once the zone
+/// is gone: no connection fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_stay_in_the_zone_of_the_agent_until_its_servers_are_gone() {
+    let (target, _echo) = targets::local_echo().await;
+    let allowed = format!("--allowed-destination={target}");
+    let mut world = World::start(&[&allowed, "--zone=east"]).await;
+    let args = world.other_args("0", ".second").into_iter();
+    let args: Vec<String> = args.map(|arg| arg.replace("=east", "=west")).collect();
+    let plan = server_plan(&args).expect("flags are right");
+    let second = server::start(&plan).await.expect("the server starts");
+    let other = format!("--proxy-server-host={}", second.agents);
+    let listen = format!("--target=0:{target}");
+    let flags = [&*other, &*listen, "--agent-identifiers=zone=west"];
+    let agent = world.agent("agent-1", &flags).await;
+    warm(&world).await;
+    until("lanes to the second, too", || at(&second, IDLE) >= 4.0).await;
+    let connection = async || {
+        let mut stream = connect(agent.target_listeners[0]).await;
+        echo(&mut stream, b"to the zone").await;
+    };
+    for _connection in 0..30 {
+        connection().await;
+    }
+    assert_eq!(
+        (at_server(&world, OPENED), at(&second, OPENED)),
+        (0.0, 30.0)
+    );
+    within("its end", second.stop(Some(Duration::ZERO))).await;
+    let since = std::time::Instant::now();
+    for _connection in 0..10 {
+        connection().await;
+    }
+    println!("10 connections after the zone's end: {:?}", since.elapsed());
+    assert_eq!((at_server(&world, OPENED), refused(&agent)), (10.0, 0.0));
+    world.stop_server(Duration::ZERO).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
