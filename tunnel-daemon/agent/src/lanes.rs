@@ -246,7 +246,16 @@ impl LaneKeeper {
             }
             Err(error) => {
                 backoff.note(false);
-                tracing::debug!(server = %self.0.server, %error, "no lane");
+                let server = &self.0.server;
+                tracing::debug!(%server, %error, "no lane");
+                if backoff.is_first() {
+                    // Such as a proxy or balancer that allows few connections.
+                    tracing::info!(
+                        %server,
+                        %error,
+                        "no further lanes for a while: tunnels beyond those that are open use the link"
+                    );
+                }
             }
         }
     }

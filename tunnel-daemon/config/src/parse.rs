@@ -6,8 +6,7 @@ use std::path::Path;
 use crate::command::{Command, Parsed};
 use crate::error::ConfigError;
 use crate::legacy::hypershift::{self, Sidecar};
-use crate::plan::{ForwardProxy, Program};
-use crate::process_id::id;
+use crate::plan::Program;
 use crate::{flags, legacy};
 
 /// HyperShift's operator, whose place this program can take.
@@ -47,20 +46,11 @@ pub fn parse_naming(
     if let Some(parsed) = sidecar(Path::new(&program), &args, env) {
         return parsed;
     }
-    let mut parsed = match compat_mode(&program, &mut args) {
-        Some(Program::Server) => legacy::server(&args, id(env, "PROXY_SERVER_ID"))?,
-        Some(Program::Agent) => legacy::agent(
-            &args,
-            id(env, "PROXY_AGENT_ID"),
-            ForwardProxy {
-                is_clear: true,
-                ..ForwardProxy::from_env(env)
-            },
-        )?,
-        Some(Program::Proxy) | None => return flags::parse(&args, env, variables),
-    };
-    flags::warn_compat(variables, env, &mut parsed.warnings);
-    Ok(parsed)
+    match compat_mode(&program, &mut args) {
+        Some(Program::Server) => legacy::server(&args, env, variables),
+        Some(Program::Agent) => legacy::agent(&args, env, variables),
+        Some(Program::Proxy) | None => flags::parse(&args, env, variables),
+    }
 }
 
 fn text(arg: OsString) -> Result<String, ConfigError> {

@@ -41,6 +41,11 @@ impl Backoff {
         }
     }
 
+    /// The last failure caused the first of a row of backoffs.
+    pub(super) fn is_first(&self) -> bool {
+        self.misses == MISSES_MAX
+    }
+
     /// A lane was bound that this agent has no descriptors for.
     pub(super) fn short(&mut self) {
         self.until = self.until.max(Some(Instant::now() + PAUSE_SHORT));
@@ -104,7 +109,9 @@ mod tests {
         let mut lengths = Vec::new();
         for _miss in 0..12 {
             backoff.note(false);
-            lengths.push(backoff.left().map_or(0, |left| left.as_millis() / 1000));
+            let length = backoff.left().map_or(0, |left| left.as_millis() / 1000);
+            assert_eq!(backoff.is_first(), length == 1);
+            lengths.push(length);
             tokio::time::advance(PAUSE_MAX * 2).await;
         }
         assert_eq!(lengths[..6], [0, 0, 1, 2, 4, 8]);

@@ -115,7 +115,11 @@ struct ServerFlags {
     /// CA bundle of the servers' certificates
     #[arg(long, value_name = "FILE")]
     ca_cert: PathBuf,
-    /// CA bundle of the https:// proxy that HTTPS_PROXY names [default: the system's]
+    /// HTTP proxy towards servers, http:// or https://, with NAME:PASSWORD@ where it asks for them; hosts of NO_PROXY are reached
+    /// directly [default: HTTPS_PROXY]
+    #[arg(long, value_name = "URL")]
+    https_proxy: Option<String>,
+    /// CA bundle of an https:// proxy towards servers [default: the system's]
     #[arg(long, value_name = "FILE")]
     proxy_ca_cert: Option<PathBuf>,
     /// Client certificate
@@ -168,7 +172,7 @@ struct ServerFlags {
     next_help_heading = "Node to control plane",
     group = clap::ArgGroup::new("captures").args(["redirect_apiserver", "redirect_file"]).multiple(true)
 )]
-struct NodeFlags {
+pub(super) struct NodeFlags {
     /// Listen on LOCAL_PORT for connections to DEST_HOST:DEST_PORT in the control plane, which the server dials and has to
     /// allow; port 0 lets the kernel choose, and the log says which; repeatable, at most 64
     #[arg(long = "target", value_name = "LOCAL_PORT:DEST_HOST:DEST_PORT")]
@@ -220,7 +224,8 @@ impl AgentFlags {
                 alpn: servers.alpn_proto,
             },
             token_path: servers.token_path,
-            forward_proxy: ForwardProxy::from_env(env).trusting(servers.proxy_ca_cert),
+            forward_proxy: ForwardProxy::from_env(env)
+                .overridden(servers.https_proxy, servers.proxy_ca_cert),
             sync_interval: servers.sync_interval,
             sync_interval_cap: servers.sync_interval_cap,
             sync_forever: servers.sync_forever,
@@ -233,10 +238,7 @@ impl AgentFlags {
             )?,
             admin: self.admin.bind(self.admin_server_port)?,
             admin_socket: self.operation.admin_socket(Program::Agent, env),
-            target_proxy: (self.target_proxy.as_deref())
-                .map(HttpProxy::parse)
-                .transpose()
-                .map_err(|why| ConfigError::new(format!("--target-proxy {why}")))?,
+            target_proxy: target_proxy(self.target_proxy.as_deref())?,
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: self.node.target_listeners()?,
             redirect: self.node.redirect()?,
@@ -253,6 +255,13 @@ impl AgentFlags {
         }
         .check()
     }
+}
+
+/// The proxy of `--target-proxy`.
+pub(super) fn target_proxy(url: Option<&str>) -> Result<Option<HttpProxy>, ConfigError> {
+    url.map(HttpProxy::parse)
+        .transpose()
+        .map_err(|why| ConfigError::new(format!("--target-proxy {why}")))
 }
 
 impl ServerFlags {
@@ -272,12 +281,12 @@ impl ServerFlags {
 }
 
 impl NodeFlags {
-    fn target_listeners(&self) -> Result<Vec<TargetListener>, ConfigError> {
+    pub(super) fn target_listeners(&self) -> Result<Vec<TargetListener>, ConfigError> {
         let parse = |text: &String| TargetListener::parse(text, &self.bind_address);
         self.target_listeners.iter().map(parse).collect()
     }
 
-    fn redirect(self) -> Result<Option<NodeRedirectPlan>, ConfigError> {
+    pub(super) fn redirect(self) -> Result<Option<NodeRedirectPlan>, ConfigError> {
         let parse = |text: &String| CapturedService::parse(text);
         let services = self
             .redirect_apiserver

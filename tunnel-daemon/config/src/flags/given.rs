@@ -32,9 +32,13 @@ pub(super) const RESTRICTIONS: &[&str] = &[
 /// Prefixes of the values that Kubernetes puts into `..._PORT` for each Service of a pod's namespace.
 const SERVICE_LINKS: &[&str] = &["tcp://", "udp://", "sctp://"];
 /// Flags whose value is a URL that may have a password.
-const URLS: &[&str] = &["target-proxy"];
+const URLS: &[&str] = &["https-proxy", "target-proxy"];
 /// Protocols in the names of such variables.
 const PROTOCOLS: &[&str] = &["TCP", "UDP", "SCTP"];
+/// The variable of the file in compat mode, whose command line does not name one.
+const FILE: &str = "ADIT_CONFIG";
+/// Why a flag has no effect in compat mode.
+const COMPAT: &str = "has no effect: compat mode takes this flag from the command line alone";
 /// The variable of log filters, which is no flag.
 const FILTER: &str = "ADIT_LOG";
 /// Unknown variables that are named; others are counted.
@@ -49,6 +53,22 @@ pub(super) struct Given {
 }
 
 impl Given {
+    /// A command line of upstream's, to which settings are added; `command` is Adit's name of the program.
+    pub(super) fn of_line(command: &str, args: &[String]) -> Self {
+        let command = std::iter::once(command.to_owned());
+        Self {
+            args: command.chain(args.iter().cloned()).collect(),
+            origins: BTreeMap::new(),
+        }
+    }
+
+    /// The arguments that were typed, the last `typed`, and those that were added in front of them.
+    pub(super) fn parts(&self, typed: usize) -> (&[String], &[String]) {
+        let all = self.args.get(1..).unwrap_or_default();
+        let (added, typed) = all.split_at(all.len().saturating_sub(typed));
+        (typed, added)
+    }
+
     /// Whether errors must be JSON because the file or the environment asks for it.
     pub(super) fn asks_json(&self) -> bool {
         self.args.iter().any(|arg| arg == "--log-format=json")
@@ -73,12 +93,14 @@ impl Given {
     /// Whether this flag is set, by any of its names.
     fn has(&self, arg: &Arg) -> bool {
         let names = names(arg);
-        let mut said = before_dashes(&self.args).filter_map(|arg| arg.strip_prefix("--"));
+        let dashed = before_dashes(&self.args).filter(|arg| arg.starts_with('-'));
+        // Upstream's programs take one dash, too.
+        let mut said = dashed.map(|arg| arg.trim_start_matches('-'));
         names.iter().any(|name| self.origins.contains_key(*name))
             || said.any(|flag| names.contains(&flag.split('=').next().unwrap_or_default()))
     }
 
-    fn add_environment(
+    pub(super) fn add_environment(
         &mut self,
         command: &Command,
         env: &dyn Fn(&str) -> Option<String>,
@@ -102,17 +124,49 @@ impl Given {
     }
 
     fn add_file(&mut self, command: &Command, path: &str) -> Result<(), ConfigError> {
+        let without_effect = self.add_known(command, command, path)?;
+        debug_assert_eq!(without_effect, Vec::<String>::new());
+        Ok(())
+    }
+
+    /// Adds the settings of a file in compat mode, which may be that of a `native` command, too.
+    pub(super) fn add_compat_file(
+        &mut self,
+        command: &Command,
+        native: &Command,
+        path: &str,
+        warnings: &mut Vec<String>,
+    ) -> Result<(), ConfigError> {
+        let without_effect = self.add_known(command, native, path)?;
+        if !without_effect.is_empty() {
+            let keys = without_effect.join(", ");
+            warnings.push(format!("--config {path}: {keys}: {COMPAT}"));
+        }
+        Ok(())
+    }
+
+    /// Adds the file's flags of `command`, and returns its other flags of `native`.
+    fn add_known(
+        &mut self,
+        command: &Command,
+        native: &Command,
+        path: &str,
+    ) -> Result<Vec<String>, ConfigError> {
         let wrong = |why: String| ConfigError::new(format!("--config {path}: {why}"));
         let text = read(path).map_err(wrong)?;
         let table: Table = toml::from_str(&text).map_err(|error| wrong(told(&error, &text)))?;
         let mut taken = BTreeSet::new();
+        let mut without_effect = Vec::new();
         for (key, value) in &table {
             if key == CONFIG {
                 return Err(wrong(format!("{key}: a file names no other file")));
             }
-            let mut args = command.get_arguments();
-            let Some(arg) = args.find(|arg| names(arg).contains(&key.as_str())) else {
-                let name = command.get_name();
+            let Some(arg) = find(command, key) else {
+                if find(native, key).is_some() {
+                    without_effect.push(key.clone());
+                    continue;
+                }
+                let name = native.get_name();
                 return Err(wrong(format!(
                     "adit {name} has no flag --{key}; --help lists the flags"
                 )));
@@ -127,8 +181,14 @@ impl Given {
                 self.take(arg, format!("--config {path}: {key}"), values);
             }
         }
-        Ok(())
+        Ok(without_effect)
     }
+}
+
+/// The flag with this name.
+fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    let mut args = command.get_arguments();
+    args.find(|arg| names(arg).contains(&name))
 }
 
 /// Refuses passwords on the command line, which everyone on the host can read.
@@ -226,8 +286,7 @@ pub(super) fn warn_unknown(
 ) {
     let flags: Vec<&str> = command.get_arguments().flat_map(self::names).collect();
     let why = |name: &str| {
-        let typed = name.strip_prefix(PREFIX).unwrap_or_default();
-        let near = nearest(typed, flags.iter().copied()).map(variable);
+        let near = near(name, &flags);
         let near = near.map_or_else(String::new, |near| format!("; did you mean {near}?"));
         let command = command.get_name();
         format!("has no effect: adit {command} has no such flag{near}")
@@ -236,16 +295,32 @@ pub(super) fn warn_unknown(
     warn_about(names, env, is_unknown, why, warnings);
 }
 
-/// Warnings about `ADIT_` variables, which are no flags in compat mode.
-pub(crate) fn warn_compat(
-    names: &[String],
+/// Warnings about `ADIT_` variables that have no effect in compat mode; `known` has the settings that have one.
+pub(super) fn warn_compat(
+    known: &Command,
+    native: &Command,
+    variables: &[String],
     env: &dyn Fn(&str) -> Option<String>,
     warnings: &mut Vec<String>,
 ) {
-    let why = |_name: &str| {
-        "has no effect: compat mode takes flags from the command line alone".to_owned()
+    let flags: Vec<&str> = known.get_arguments().flat_map(names).collect();
+    let is_native = |name: &str| {
+        let mut args = native.get_arguments().flat_map(names);
+        args.any(|flag| variable(flag) == name)
     };
-    warn_about(names, env, |_name| true, why, warnings);
+    let why = |name: &str| match near(name, &flags) {
+        Some(near) if !is_native(name) => format!("{COMPAT}; did you mean {near}?"),
+        _ => COMPAT.to_owned(),
+    };
+    let is_unknown = |name: &str| flags.iter().all(|flag| variable(flag) != name);
+    let is_unknown = |name: &str| name != FILE && is_unknown(name);
+    warn_about(variables, env, is_unknown, why, warnings);
+}
+
+/// The variable whose name is nearest.
+fn near(name: &str, flags: &[&str]) -> Option<String> {
+    let typed = name.strip_prefix(PREFIX).unwrap_or_default();
+    nearest(typed, flags.iter().copied()).map(variable)
 }
 
 fn warn_about(

@@ -4,6 +4,7 @@
 
 mod agent;
 mod clients;
+pub(crate) mod compat;
 mod given;
 mod proxy;
 mod redirect;
@@ -18,7 +19,6 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::agent::AgentFlags;
 use self::given::Given;
-pub(super) use self::given::warn_compat;
 use self::proxy::ProxyFlags;
 use self::server::ServerFlags;
 use self::view::LinkFlags;
@@ -139,16 +139,21 @@ pub(super) fn parse(
     let cli = Cli::command();
     let given = given::complete(&cli, args, env)?;
     read(&cli, &given, env, variables).map_err(|error| {
-        let error = match given.origin(error.message()) {
-            Some(origin) => error.of(origin),
-            None => error,
-        };
+        let error = cited(&given, error);
         if given.asks_json() {
             error.in_json()
         } else {
             error
         }
     })
+}
+
+/// The error, with the variable or file that its flag is from.
+fn cited(given: &Given, error: ConfigError) -> ConfigError {
+    match given.origin(error.message()) {
+        Some(origin) => error.of(origin),
+        None => error,
+    }
 }
 
 fn read(

@@ -90,7 +90,11 @@ struct ServerFlags {
     /// CA bundle of the servers' certificates
     #[arg(long, value_name = "FILE")]
     ca_cert: PathBuf,
-    /// CA bundle of the https:// proxy that HTTPS_PROXY names [default: the system's]
+    /// HTTP proxy towards servers, http:// or https://, with NAME:PASSWORD@ where it asks for them; hosts of NO_PROXY are reached
+    /// directly [default: HTTPS_PROXY]
+    #[arg(long, value_name = "URL")]
+    https_proxy: Option<String>,
+    /// CA bundle of an https:// proxy towards servers [default: the system's]
     #[arg(long, value_name = "FILE")]
     proxy_ca_cert: Option<PathBuf>,
     /// Client certificate
@@ -162,7 +166,8 @@ impl ProxyFlags {
                     .map(|(cert, key)| Identity { cert, key }),
                 alpn: Vec::new(),
             },
-            forward_proxy: ForwardProxy::from_env(env).trusting(servers.proxy_ca_cert),
+            forward_proxy: ForwardProxy::from_env(env)
+                .overridden(servers.https_proxy, servers.proxy_ca_cert),
             names: self.names.plan(),
             direct: DirectPlan::default(),
             customer: CustomerProxies::default(),

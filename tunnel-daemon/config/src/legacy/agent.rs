@@ -12,6 +12,7 @@ use super::shared::{
 };
 use crate::address::ServerAddress;
 use crate::error::{ConfigError, bail};
+use crate::flags::compat::AgentExtras;
 use crate::plan::{
     AdminSocketPlan, AgentPlan, AgentSettings, AgentTls, CountPlan, Drain, ForwardProxy, Identity,
     IsolationPlan, ShutdownPlan, count_source,
@@ -66,6 +67,7 @@ impl AgentOptions {
     pub(super) fn plan(
         &self,
         proxy: ForwardProxy,
+        extras: AgentExtras,
         warnings: &mut Vec<String>,
     ) -> Result<AgentPlan, ConfigError> {
         self.validate().map_err(|error| {
@@ -75,7 +77,7 @@ impl AgentOptions {
             bail!("--ca-cert is required: it holds the CA of the servers' certificates");
         }
         let port = |what: &str, host: &str, port| bind(what, host, port).map(Some);
-        AgentSettings {
+        let mut settings = AgentSettings {
             agent_id: AgentId::new(&self.agent_id),
             identifiers: self.agent_identifiers.clone(),
             servers: self.servers()?,
@@ -138,8 +140,9 @@ impl AgentOptions {
             },
             log: self.shared.klog.plan("proxy-agent", warnings),
             compat: true,
-        }
-        .check()
+        };
+        extras.put(&mut settings)?;
+        settings.check()
     }
 
     fn validate(&self) -> Result<(), ConfigError> {

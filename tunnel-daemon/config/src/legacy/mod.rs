@@ -25,15 +25,25 @@ use self::retired::Retired;
 use self::server::ServerOptions;
 use crate::command::{Command, Parsed};
 use crate::error::ConfigError;
+use crate::flags::compat;
 use crate::plan::ForwardProxy;
+use crate::process_id::id;
 
-/// Reads the arguments of `proxy-server`, without the program's name. `server_id` is the default of its flag.
+/// Reads the arguments of `proxy-server`, without the program's name. `variables`: see [`crate::parse_naming`].
 ///
 /// # Errors
-/// Options that upstream refuses, or that this version does not support; exit code 1.
-pub(super) fn server(args: &[String], server_id: String) -> Result<Parsed, ConfigError> {
-    let mut options = ServerOptions::new(server_id);
-    let (usage, outcome) = read(&mut options.flags(), "proxy-server", retired::SERVER, args)?;
+/// Options that upstream refuses, or that this version does not support; exit code 1. Settings of Adit that are invalid.
+pub(super) fn server(
+    args: &[String],
+    env: &dyn Fn(&str) -> Option<String>,
+    variables: &[String],
+) -> Result<Parsed, ConfigError> {
+    let mut options = ServerOptions::new(id(env, "PROXY_SERVER_ID"));
+    let mut extra_warnings = Vec::new();
+    let extras = compat::server(args, env, variables, &mut extra_warnings)?;
+    let (args, flags) = (&extras.args, &mut options.flags());
+    let (usage, outcome) =
+        read(flags, "proxy-server", retired::SERVER, args).map_err(|error| extras.cite(error))?;
     if outcome.help {
         return Ok(help(
             "The server end of Konnectivity tunnels, by Adit.",
@@ -41,21 +51,31 @@ pub(super) fn server(args: &[String], server_id: String) -> Result<Parsed, Confi
         ));
     }
     let mut warnings = outcome.warnings;
-    let command = Command::Server(Box::new(options.plan(&mut warnings)?));
+    let plan = extras.plan(|extras| options.plan(extras, &mut warnings))?;
+    warnings.extend(extra_warnings);
+    let command = Command::Server(Box::new(plan));
     Ok(Parsed { command, warnings })
 }
 
-/// Reads the arguments of `proxy-agent`, without the program's name. `agent_id` is the default of its flag.
+/// Reads the arguments of `proxy-agent`, without the program's name. `variables`: see [`crate::parse_naming`].
 ///
 /// # Errors
 /// See [`server`].
 pub(super) fn agent(
     args: &[String],
-    agent_id: String,
-    proxy: ForwardProxy,
+    env: &dyn Fn(&str) -> Option<String>,
+    variables: &[String],
 ) -> Result<Parsed, ConfigError> {
-    let mut options = AgentOptions::new(agent_id);
-    let (usage, outcome) = read(&mut options.flags(), "proxy-agent", retired::AGENT, args)?;
+    let proxy = ForwardProxy {
+        is_clear: true,
+        ..ForwardProxy::from_env(env)
+    };
+    let mut options = AgentOptions::new(id(env, "PROXY_AGENT_ID"));
+    let mut extra_warnings = Vec::new();
+    let extras = compat::agent(args, env, variables, &mut extra_warnings)?;
+    let (args, flags) = (&extras.args, &mut options.flags());
+    let (usage, outcome) =
+        read(flags, "proxy-agent", retired::AGENT, args).map_err(|error| extras.cite(error))?;
     if outcome.help {
         return Ok(help(
             "The agent end of Konnectivity tunnels, by Adit.",
@@ -63,7 +83,9 @@ pub(super) fn agent(
         ));
     }
     let mut warnings = outcome.warnings;
-    let command = Command::Agent(Box::new(options.plan(proxy, &mut warnings)?));
+    let plan = extras.plan(|extras| options.plan(proxy, extras, &mut warnings))?;
+    warnings.extend(extra_warnings);
+    let command = Command::Agent(Box::new(plan));
     Ok(Parsed { command, warnings })
 }
 

@@ -8,6 +8,7 @@ use super::server::ServerOptions;
 use super::server_plan;
 use super::shared::{check_channel_size, check_exists, check_pair, check_stat};
 use crate::error::{ConfigError, bail};
+use crate::flags::compat::ServerExtras;
 use crate::limits;
 use crate::plan::{AgentProof, Dialect, ServerPlan, TokenPlan};
 use crate::tls_policy::TlsPolicy;
@@ -25,11 +26,15 @@ impl ServerOptions {
     /// # Errors
     /// The first error, in upstream's order and words; then errors that upstream reports only later, and options that this
     /// version refuses.
-    pub(super) fn plan(&self, warnings: &mut Vec<String>) -> Result<ServerPlan, ConfigError> {
+    pub(super) fn plan(
+        &self,
+        extras: ServerExtras,
+        warnings: &mut Vec<String>,
+    ) -> Result<ServerPlan, ConfigError> {
         let checked = self.validate(warnings).map_err(|error| {
             ConfigError::new(format!("failed to validate server options with {error}"))
         })?;
-        server_plan::map(self, checked, warnings)
+        server_plan::map(self, checked, extras, warnings)
     }
 
     fn validate(&self, warnings: &mut Vec<String>) -> Result<Checked, ConfigError> {

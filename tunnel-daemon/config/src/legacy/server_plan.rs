@@ -12,6 +12,7 @@ use super::server::ServerOptions;
 use super::server_check::Checked;
 use super::shared::{bind, file};
 use crate::error::{ConfigError, bail};
+use crate::flags::compat::ServerExtras;
 use crate::limits;
 use crate::plan::{
     AdminSocketPlan, AgentListenerPlan, AgentProof, ClientsPlan, ConnectPlan, DestinationsPlan,
@@ -23,6 +24,7 @@ use crate::plan::{
 pub(super) fn map(
     options: &ServerOptions,
     checked: Checked,
+    extras: ServerExtras,
     warnings: &mut Vec<String>,
 ) -> Result<ServerPlan, ConfigError> {
     let leases = options
@@ -36,7 +38,7 @@ pub(super) fn map(
             )
         })
         .transpose()?;
-    let settings = ServerSettings {
+    let mut settings = ServerSettings {
         server_id: ServerId::new(&options.server_id),
         server_count: options.server_count,
         leases,
@@ -80,6 +82,7 @@ pub(super) fn map(
         metrics_agents: 0,
         compat: true,
     };
+    extras.put(&mut settings)?;
     settings.check()
 }
 

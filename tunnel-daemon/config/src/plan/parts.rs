@@ -262,7 +262,7 @@ impl Default for LogPlan {
 /// HTTP proxy from agent to server, as raw text from the environment. `Debug` hides it, since it may contain a password.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct ForwardProxy {
-    /// `HTTPS_PROXY`, else `https_proxy`.
+    /// `--https-proxy`, else `HTTPS_PROXY`, else `https_proxy`.
     pub https_proxy: Option<String>,
     /// `NO_PROXY`, else `no_proxy`.
     pub no_proxy: Option<String>,
@@ -289,10 +289,15 @@ impl ForwardProxy {
         }
     }
 
-    /// With the certificates of a flag.
+    /// With what flags say: the URL wins over the environment's; the certificates are for TLS to the proxy.
     #[must_use]
-    pub fn trusting(self, ca_cert: Option<PathBuf>) -> Self {
-        Self { ca_cert, ..self }
+    pub fn overridden(self, https_proxy: Option<String>, ca_cert: Option<PathBuf>) -> Self {
+        Self {
+            https_proxy: https_proxy.or(self.https_proxy),
+            is_clear: self.is_clear && ca_cert.is_none(),
+            ca_cert,
+            ..self
+        }
     }
 }
 

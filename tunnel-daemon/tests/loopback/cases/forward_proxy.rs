@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex};
 
 use adit::agent::{self, RunningAgent};
 use adit_testkit::certificates::ThrowawayFiles;
+use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use crate::support::clients::Io;
+use crate::support::lanes::value;
 use crate::support::process::Process;
 use crate::support::skip::finds_program;
 use crate::support::wait::until;
@@ -272,6 +274,51 @@ async fn agents_reach_their_server_through_squid() {
     })
     .await;
     world.links(0).await;
+}
+
+/// squid allows an address three connections, and cuts those that are idle for five seconds: the agent keeps its link, has as many
+/// lanes as it gets, says so, and serves all tunnels.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_allows_few_connections_leaves_few_lanes_and_no_tunnel_fails() {
+    const TEST: &str = "a_proxy_that_allows_few_connections_leaves_few_lanes_and_no_tunnel_fails";
+    if !finds_program("squid", TEST) {
+        return;
+    }
+    let world = World::start(&[]).await;
+    let dir = tempfile::TempDir::new().expect("a folder");
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    fs::write(at("hosts"), "127.0.0.1 server.test\n").expect("a file");
+    let port = ports::free();
+    let config = format!(
+        "http_port 127.0.0.1:{port}\nacl busy maxconn 3\nhttp_access deny busy\nhttp_access allow all\n\
+         read_timeout 5 seconds\nhosts_file {}\npid_filename none\naccess_log none\n\
+         cache_log stdio:/dev/stderr\ncache deny all\nshutdown_lifetime 0 seconds\n",
+        at("hosts"),
+    );
+    fs::write(at("squid.conf"), config).expect("a file");
+    for name in ["", "hosts"] {
+        // squid reads them as another user.
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(at(name), mode).expect("it is ours");
+    }
+    let mut squid = Command::new("squid");
+    squid.args(["-N", "-f", &at("squid.conf")]);
+    let _squid = Process::start_command("squid", squid, dir.path());
+    let (target, _echo) = targets::local_echo().await;
+    let server = world.server().agents.port();
+    let host = format!("--proxy-server-host=server.test:{server}");
+    let mut args = world.agent_args("few", server, &["!--proxy-server-host", &host]);
+    args.push(format!("--https-proxy=http://127.0.0.1:{port}"));
+    let agent = Process::start("agent", &args, dir.path());
+    agent.logs("no further lanes for a while").await;
+    let cut = "adit_lanes_closed_total{reason=\"lost\"}";
+    until("lanes cut while idle", || value(&world, cut) >= 2.0).await;
+    for _round in 0..10 {
+        // More tunnels than connections at once.
+        join_all((0..6).map(|_tunnel| world.assert_serves(&target))).await;
+    }
+    let log = agent.log();
+    assert_eq!(log.matches("connected to a server").count(), 1, "{log}");
 }
 
 /// The agent counts each failure and retries.

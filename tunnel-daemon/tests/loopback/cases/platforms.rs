@@ -26,6 +26,8 @@ use crate::support::skip::skip_unprivileged;
 const INSIDE: &str = "ADIT_TEST_PLATFORM";
 /// Output of the inner process when the program serves its health port.
 const STARTS: &str = "it starts";
+/// Output of the inner process when the program answers `adit status`.
+const OPERATED: &str = "it answers adit status";
 /// The page with the table.
 const PAGE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -39,7 +41,24 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Whether the program starts. An error says why this host cannot tell. The output of a refused start is printed.
 fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Result<bool, String> {
+    let said = start_with(end, program, files, dir, "")?;
+    let starts = said.contains(STARTS);
+    if !starts {
+        println!("{} {:?}:\n{said}", end.called, end.flags);
+    }
+    Ok(starts)
+}
+
+/// The output of the program's start, with these settings in the file at its default path.
+fn start_with(
+    end: &End,
+    program: &Path,
+    files: &ThrowawayFiles,
+    dir: &Path,
+    settings: &str,
+) -> Result<String, String> {
     let task = json!({
+        "settings": settings,
         "program": program,
         "called": end.called,
         "health": end.health(),
@@ -59,14 +78,41 @@ fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Resul
         .output()
         .map_err(|error| format!("running unshare: {error}"))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    if said.contains(STARTS) {
-        return Ok(true);
-    }
     if said.contains("cannot be prepared") || !said.contains("inside") {
         return Err(said + &String::from_utf8_lossy(&output.stderr));
     }
-    println!("{} {:?}:\n{said}", end.called, end.flags);
-    Ok(false)
+    Ok(said)
+}
+
+/// KKP renders upstream's flags alone; a mounted file makes its server one that can be operated. Without the file there is no
+/// socket.
+#[test]
+fn kkps_server_has_an_admin_socket_if_the_file_at_its_default_path_says_so() {
+    const TEST: &str =
+        "platforms::kkps_server_has_an_admin_socket_if_the_file_at_its_default_path_says_so";
+    let program = named_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_adit").into());
+    let files = ThrowawayFiles::create(&["localhost".to_owned()]).unwrap();
+    let dir = TempDir::new().unwrap();
+    let link = dir.path().join("proxy-server");
+    std::os::unix::fs::symlink(&program, &link).unwrap();
+    let kkp = PLATFORMS.iter().find(|platform| platform.name == "KKP");
+    let kkp = kkp.and_then(|platform| platform.server.as_ref()).unwrap();
+    let mut answers = Vec::new();
+    for settings in [
+        "admin-socket = \"/run/adit/server.sock\"\nagent-grant = [\"node=*,id={*}\"]\n",
+        "",
+    ] {
+        match start_with(kkp, &link, &files, dir.path(), settings) {
+            Ok(said) => answers.push(said),
+            Err(why) => return skip_unprivileged(TEST, why),
+        }
+    }
+    assert!(
+        answers.iter().all(|said| said.contains(STARTS)),
+        "{answers:?}"
+    );
+    let answered = answers.iter().map(|said| said.contains(OPERATED));
+    assert_eq!(answered.collect::<Vec<_>>(), [true, false], "{answers:?}");
 }
 
 /// The table for docs/reference/platforms.md.
@@ -146,7 +192,8 @@ fn inside() {
         .iter()
         .filter_map(Value::as_str)
         .collect();
-    if let Err(error) = prepare(&flags, Path::new(&text("files"))) {
+    let prepared = prepare(&flags, Path::new(&text("files")), &text("settings"));
+    if let Err(error) = prepared {
         println!("a file system cannot be prepared: {error}");
         return;
     }
@@ -169,6 +216,9 @@ fn inside() {
         }
         if healthy(health) {
             println!("{STARTS}");
+            if has_status(&text("program")) {
+                println!("{OPERATED}");
+            }
             break;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -177,13 +227,21 @@ fn inside() {
     child.wait().unwrap();
 }
 
+fn has_status(program: &str) -> bool {
+    let mut status = Command::new(program);
+    status.arg0("adit").args(["status", "--json"]);
+    // Where a program of the platform would have its socket by default.
+    status.env("ADIT_ADMIN_SOCKET", "/run/adit/server.sock");
+    status.output().is_ok_and(|answer| answer.status.success())
+}
+
 fn healthy(port: u16) -> bool {
     let answer = http::get(([127, 0, 0, 1], port).into(), "/healthz");
     answer.is_ok_and(|answer| answer.status == 200)
 }
 
 /// Makes the platforms' folders writable with overlays, and writes the files that the flags name.
-fn prepare(flags: &[&str], files: &Path) -> Result<(), String> {
+fn prepare(flags: &[&str], files: &Path, settings: &str) -> Result<(), String> {
     let run = |program: &str, args: &[&str]| {
         let output = Command::new(program)
             .args(args)
@@ -228,6 +286,9 @@ fn prepare(flags: &[&str], files: &Path) -> Result<(), String> {
             .map_err(|error| format!("{path}: {error}"))
     };
     let secrets = "/var/run/secrets/kubernetes.io/serviceaccount";
+    if !settings.is_empty() {
+        put("/etc/adit/server.toml", settings.as_bytes())?;
+    }
     put(&format!("{secrets}/token"), b"a.b.c")?;
     put(&format!("{secrets}/namespace"), b"kube-system")?;
     put(&format!("{secrets}/ca.crt"), &ca)?;

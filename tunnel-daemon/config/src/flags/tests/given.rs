@@ -226,12 +226,15 @@ fn variables_without_effect_are_named() {
             "ADIT_COLOUR has no effect: adit agent has no such flag",
         ]
     );
-    let why = "has no effect: compat mode takes flags from the command line alone";
+    let why = "has no effect: compat mode takes this flag from the command line alone";
     let compat = ["proxy-agent", &ca, "--proxy-server-host=a"];
-    let expected = ["ADIT_LOG_LEVEL", "ADIT_ALOW_TARGET", "ADIT_COLOUR"];
     assert_eq!(
         warnings(&compat),
-        expected.map(|name| format!("{name} {why}"))
+        [
+            format!("ADIT_LOG_LEVEL {why}"),
+            format!("ADIT_ALOW_TARGET {why}; did you mean ADIT_ALLOW_TARGET?"),
+            format!("ADIT_COLOUR {why}"),
+        ]
     );
     let checked = ["adit", "check", "agent", &ca, "--proxy-server-host=a"];
     let argv = checked.iter().map(OsString::from);

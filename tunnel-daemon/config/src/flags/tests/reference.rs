@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
 
-use crate::flags::Cli;
+use crate::flags::{Cli, compat};
 use crate::generated_page::{cell, is_current};
 
 const INTRODUCTION: &str = "\
@@ -10,6 +10,14 @@ const INTRODUCTION: &str = "\
 
 Durations are written `25s`, `5m`, `1h30m`; sizes `4MiB`. A flag that may be repeated says so. This page is written by `cargo xtask docs`
 from what `--help` says.
+";
+
+const COMPAT: &str = "
+## Compat mode
+
+`proxy-server`, `proxy-agent` and `--compat` take upstream's flags. These settings of Adit have an effect there too, from `ADIT_` variables
+or from a file: the one that `ADIT_CONFIG` names, else `/etc/adit/server.toml` or `/etc/adit/agent.toml` if it exists. Without them the
+programs behave as upstream's. Other flags in the file are named in a warning: what upstream has a flag for is taken from the command line.
 ";
 
 /// The help text without its trailing default, and that default.
@@ -87,6 +95,23 @@ fn section(name: &str, command: &Command) -> String {
     text
 }
 
+/// The settings that have an effect in compat mode.
+fn settings_of_compat_mode() -> String {
+    let mut text = COMPAT.to_owned();
+    for command in compat::commands() {
+        let args = command.get_arguments();
+        let mut names: Vec<String> = args
+            .filter(|arg| arg.get_id() != "help")
+            .filter_map(|arg| Some(format!("`{}`", arg.get_long()?)))
+            .collect();
+        names.sort();
+        let rows: Vec<String> = names.chunks(6).map(|row| row.join(", ")).collect();
+        let (name, rows) = (command.get_name(), rows.join(",\n"));
+        text.push_str(&format!("\nOf `adit {name} --compat`:\n{rows}.\n"));
+    }
+    text
+}
+
 #[test]
 fn page_of_flags_is_current() {
     let mut text = INTRODUCTION.to_owned();
@@ -95,5 +120,6 @@ fn page_of_flags_is_current() {
             text.push_str(&section(&format!("adit {}", command.get_name()), command));
         }
     }
+    text.push_str(&settings_of_compat_mode());
     is_current("flags.md", &text);
 }

@@ -5,6 +5,7 @@ mod grammar;
 mod hypershift;
 mod server;
 mod server_check;
+mod settings;
 
 use std::ffi::OsString;
 

@@ -1,0 +1,273 @@
+//! Adit's own settings beside upstream's command line, from variables and from a file.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{Files, says};
+use crate::flags::compat;
+use crate::plan::{AdminSocketPlan, AgentPlan, ServerPlan};
+use crate::{Command, ConfigError, Parsed, parse_naming};
+
+/// Variables of a process.
+type Variables<'a> = &'a [(&'a str, &'a str)];
+
+fn run(program: &str, args: &[String], variables: Variables<'_>) -> Result<Parsed, ConfigError> {
+    let argv = [&[program.to_owned()][..], args].concat();
+    let env = |name: &str| {
+        let found = variables.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    let names: Vec<String> = variables
+        .iter()
+        .map(|(name, _)| (*name).to_owned())
+        .collect();
+    parse_naming(argv.into_iter().map(OsString::from), &env, &names)
+}
+
+fn server(
+    args: Vec<String>,
+    more: &[&str],
+    variables: Variables<'_>,
+) -> Result<(ServerPlan, Vec<String>), ConfigError> {
+    let more = more.iter().map(|&arg| arg.to_owned());
+    let args: Vec<String> = args.into_iter().chain(more).collect();
+    run("proxy-server", &args, variables).map(|parsed| match parsed.command {
+        Command::Server(plan) => (*plan, parsed.warnings),
+        other => panic!("not a server: {other:?}"),
+    })
+}
+
+fn agent(files: &Files, variables: Variables<'_>) -> Result<(AgentPlan, Vec<String>), ConfigError> {
+    let args = [files.flag("ca-cert", "ca")];
+    run("proxy-agent", &args, variables).map(|parsed| match parsed.command {
+        Command::Agent(plan) => (*plan, parsed.warnings),
+        other => panic!("not an agent: {other:?}"),
+    })
+}
+
+/// The arguments of KKP's server sidecar beside kube-apiserver.
+fn kkp(files: &Files) -> Vec<String> {
+    let mut args = files.server()[..4].to_vec();
+    args.extend(
+        [
+            "--logtostderr=true",
+            "-v=3",
+            "--agent-port=8132",
+            "--admin-port=8133",
+            "--admin-bind-address=0.0.0.0",
+            "--health-port=8134",
+            "--agent-namespace=kube-system",
+            "--agent-service-account=system-konnectivity-agent",
+            "--delete-existing-uds-file=true",
+            "--authentication-audience=system:konnectivity-server",
+            "--proxy-strategies=default",
+            "--keepalive-time=1m",
+            "--server-count=2",
+            "--mode=grpc",
+        ]
+        .map(str::to_owned),
+    );
+    args.push(files.flag("kubeconfig", "token"));
+    args
+}
+
+#[test]
+fn a_server_by_kkps_arguments_takes_settings_from_variables() {
+    let files = Files::new();
+    let (plain, warnings) = server(kkp(&files), &["--server-id=s"], &[]).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    let deny = files.path("token");
+    let variables = [
+        ("ADIT_ADMIN_SOCKET", "/run/adit/server.sock"),
+        ("ADIT_AGENT_GRANT", "node=*,id={*}\nserviceaccount=a/b,id=x"),
+        ("ADIT_AGENT_DENY", &deny),
+        ("ADIT_CLIENT_ALLOW_TARGET", "10.0.0.0/8"),
+        ("ADIT_PROXY_PROTOCOL_FROM", "10.1.0.0/16"),
+        ("ADIT_ALLOWED_DESTINATION", "10.9.0.1:443"),
+        ("ADIT_LINKS_PER_AGENT", "3"),
+        ("ADIT_ACCESS_LOG_LIMIT", "9"),
+        ("ADIT_METRICS_AGENTS", "5"),
+        ("ADIT_PROCESS_BUDGET", "128MiB"),
+        ("ADIT_LANES_PER_LINK", "7"),
+        ("ADIT_LANE_SECURITY", "ktls"),
+        ("ADIT_ZONE", "east"),
+    ];
+    let (plan, warnings) = server(kkp(&files), &["--server-id=s"], &variables).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    let socket = PathBuf::from("/run/adit/server.sock");
+    assert_eq!(plan.admin_socket, AdminSocketPlan::At(socket));
+    assert!(!plan.agents.grants.is_open());
+    assert_eq!(plan.agents.deny.as_deref(), Some(deny.as_ref()));
+    assert_ne!(plan.clients.rules, plain.clients.rules);
+    assert_eq!(plan.agents.balancers.len(), 1);
+    assert_eq!(plan.destinations.allowed, ["10.9.0.1:443"]);
+    assert_eq!(plan.agents.links_per_agent_max.get(), 3);
+    assert_eq!((plan.access_log_limit, plan.metrics_agents), (9, 5));
+    assert_eq!(plan.isolation.process_budget_bytes, Some(128 << 20));
+    assert_eq!(plan.agents.data_path.lanes_max, 7);
+    assert_eq!(plan.agents.zone.as_deref(), Some("east"));
+    // What upstream has a flag for is as before.
+    assert_eq!(plan.clients.frontends, plain.clients.frontends);
+    assert_eq!(plan.dial, plain.dial);
+    assert_eq!(plan.log, plain.log);
+    assert_eq!(plan.agents.tokens, plain.agents.tokens);
+    assert!(plan.compat);
+}
+
+#[test]
+fn an_agent_by_upstreams_arguments_takes_settings_from_a_file() {
+    let files = Files::new();
+    let path = files.path("settings.toml");
+    let text = "admin-socket = \"/run/adit/agent.sock\"\nallow-target = [\"10.0.0.0/8\"]\nlanes = 3\n\
+                https-proxy = \"https://u:p@proxy:1\"\nproxy-ca-cert = \"CA\"\ntarget-proxy = \"http://proxy:2\"\n\
+                target = [\"6443:kubernetes:6443\"]\nagent-cert = \"CA\"\nagent-key = \"CA\"\n";
+    fs::write(&path, text.replace("CA", &files.path("ca"))).unwrap();
+    let args = [
+        files.flag("ca-cert", "ca"),
+        files.flag("agent-cert", "cert"),
+        files.flag("agent-key", "key"),
+    ];
+    let parsed = run("proxy-agent", &args, &[("ADIT_CONFIG", &path)]).unwrap();
+    let Command::Agent(plan) = parsed.command else {
+        panic!("an agent")
+    };
+    let socket = PathBuf::from("/run/adit/agent.sock");
+    assert_eq!(plan.admin_socket, AdminSocketPlan::At(socket));
+    assert_eq!(
+        plan.allow_targets.as_deref(),
+        Some(&["10.0.0.0/8".to_owned()][..])
+    );
+    assert_eq!(plan.data_path.lanes_max, 3);
+    let proxy = &plan.forward_proxy;
+    assert_eq!(proxy.https_proxy.as_deref(), Some("https://u:p@proxy:1"));
+    assert!(!proxy.is_clear, "certificates of the proxy are given");
+    assert!(plan.target_proxy.is_some());
+    assert_eq!(plan.target_listeners.len(), 1);
+    assert_eq!(plan.dial_timeout, Duration::from_secs(5));
+    // The package's file has upstream's flags for native programs, too.
+    let cert = plan.tls.identity.as_ref().map(|identity| &identity.cert);
+    assert_eq!(cert, Some(&PathBuf::from(files.path("cert"))));
+    assert_eq!(parsed.warnings.len(), 1, "{:?}", parsed.warnings);
+    assert!(
+        parsed.warnings[0].ends_with(
+            "settings.toml: agent-cert, agent-key: has no effect: compat mode takes this flag from the command line alone"
+        ),
+        "{:?}",
+        parsed.warnings
+    );
+}
+
+#[test]
+fn the_command_line_wins_over_variables_and_these_over_the_file() {
+    let files = Files::new();
+    let path = files.path("settings.toml");
+    fs::write(
+        &path,
+        "agent-grant = \"cn=c,id=c\"\nzone = \"c\"\nlinks-per-agent = 1\n",
+    )
+    .unwrap();
+    let variables = [
+        ("ADIT_CONFIG", path.as_str()),
+        ("ADIT_AGENT_GRANT", "cn=b,id=b"),
+        ("ADIT_ZONE", "b"),
+    ];
+    let variables = &variables[..];
+    let grants = |typed: &[&str]| {
+        let (plan, _) = server(files.server(), typed, variables).unwrap();
+        assert_eq!(plan.agents.links_per_agent_max.get(), 1);
+        (
+            format!("{:?}", plan.agents.grants),
+            plan.agents.zone.clone(),
+        )
+    };
+    let grant = |text: &str| format!("{:?}", adit_core::grant::Grants::parse(&[text]).unwrap());
+    assert_eq!(grants(&[]), (grant("cn=b,id=b"), Some("b".into())));
+    for typed in [
+        &["--agent-grant=cn=a,id=a", "--zone=a"][..],
+        &["-agent-grant", "cn=a,id=a", "-zone=a"],
+    ] {
+        assert_eq!(
+            grants(typed),
+            (grant("cn=a,id=a"), Some("a".into())),
+            "{typed:?}"
+        );
+    }
+}
+
+#[test]
+fn errors_name_the_variable_or_the_file_and_nothing_is_lost_in_silence() {
+    let files = Files::new();
+    let error = |variables: Variables<'_>| server(files.server(), &[], variables).unwrap_err();
+    says(
+        &error(&[("ADIT_AGENT_GRANT", "cn=a")]),
+        "ADIT_AGENT_GRANT: --agent-grant \"cn=a\": grants nothing",
+    );
+    says(
+        &error(&[("ADIT_AGENT_GRANT", " ")]),
+        "ADIT_AGENT_GRANT: it is empty",
+    );
+    says(
+        &error(&[("ADIT_PROXY_PROTOCOL_FROM", "::/0")]),
+        "ADIT_PROXY_PROTOCOL_FROM: ",
+    );
+    says(
+        &error(&[("ADIT_LANES_PER_LINK", "x")]),
+        "ADIT_LANES_PER_LINK: ",
+    );
+    says(
+        &error(&[("ADIT_CONFIG", "/no/file")]),
+        "--config /no/file: ",
+    );
+    let path = files.path("settings.toml");
+    fs::write(&path, "agent-grnat = \"none\"\n").unwrap();
+    says(
+        &error(&[("ADIT_CONFIG", &path)]),
+        "adit server has no flag --agent-grnat",
+    );
+    let variables = [
+        ("ADIT_LOG_LEVEL", "debug"),
+        ("ADIT_AGENT_GRNAT", "none"),
+        ("ADIT_COLOUR", "red"),
+    ];
+    let why = "has no effect: compat mode takes this flag from the command line alone";
+    let (_, warnings) = server(files.server(), &[], &variables).unwrap();
+    let expected = [
+        format!("ADIT_LOG_LEVEL {why}"),
+        format!("ADIT_AGENT_GRNAT {why}; did you mean ADIT_AGENT_GRANT?"),
+        format!("ADIT_COLOUR {why}"),
+    ];
+    assert_eq!(warnings, expected);
+}
+
+#[test]
+fn without_settings_there_is_no_admin_socket_and_no_password_goes_out_in_clear_unasked() {
+    let files = Files::new();
+    let (plan, warnings) = agent(&files, &[("HTTPS_PROXY", "https://proxy:1")]).unwrap();
+    assert_eq!(plan.admin_socket, AdminSocketPlan::Off);
+    assert!(plan.forward_proxy.is_clear);
+    assert_eq!(warnings, Vec::<String>::new());
+    let (plan, _) = agent(&files, &[("ADIT_ADMIN_SOCKET", "off")]).unwrap();
+    assert_eq!(plan.admin_socket, AdminSocketPlan::Off);
+}
+
+/// Every setting is a flag of the native command, of the same kind.
+#[test]
+fn settings_are_native_flags() {
+    let cli = crate::for_users();
+    for extras in compat::commands() {
+        let native = cli.find_subcommand(extras.get_name()).unwrap();
+        for arg in extras.get_arguments().filter(|arg| arg.get_id() != "help") {
+            let long = arg.get_long().unwrap();
+            let mut args = native.get_arguments();
+            let same = args.find(|other| other.get_long() == Some(long));
+            let same = same.unwrap_or_else(|| panic!("{long} is no native flag"));
+            assert_eq!(
+                format!("{:?}", same.get_action()),
+                format!("{:?}", arg.get_action()),
+                "{long}"
+            );
+        }
+    }
+}
