@@ -7,12 +7,13 @@ need_go
 folder=$1
 mkdir -p "$folder"
 bash xtask/scripts/chart.sh render "$folder"
-echo "e2e: building etcd, kube-apiserver, kubectl and a node"
+echo "e2e: building etcd, kube-apiserver, kubectl, kube-proxy, kubemark and a node"
 cd tunnel-daemon/tests/e2e/go
 version=$("$go" list -m -f '{{.Version}}' k8s.io/kubernetes)
 # As in Kubernetes' own builds: Helm asks the API server for its version.
 "$go" build -trimpath -ldflags="-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$folder" \
-  ./cmd/etcd ./cmd/execs ./cmd/node k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kubectl
+  ./cmd/etcd ./cmd/execs ./cmd/node k8s.io/kubernetes/cmd/kube-apiserver k8s.io/kubernetes/cmd/kubectl \
+  k8s.io/kubernetes/cmd/kube-proxy k8s.io/kubernetes/cmd/kubemark
 echo "e2e: building Prometheus, with Kubernetes service discovery alone"
 cd prometheus
 "$go" build -tags remove_all_sd,enable_kubernetes_sd -trimpath -ldflags="-s -w" -o "$folder" \

@@ -10,6 +10,7 @@ mod balance;
 mod bootstrap;
 mod charts;
 mod client;
+mod clients_of_nodes;
 mod cluster;
 mod components;
 mod credentials;
