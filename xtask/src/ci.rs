@@ -22,7 +22,7 @@ pub(crate) struct Args {
     /// What the gate leaves out for its time: all sizes, releases and kernels, miri, fuzzing, other targets, performance.
     #[arg(long)]
     nightly: bool,
-    /// One half of the night.
+    /// One part of the night.
     #[arg(long, requires = "nightly", value_enum)]
     part: Option<Part>,
     /// Leave out a step, by its name; repeatable.
@@ -30,13 +30,15 @@ pub(crate) struct Args {
     skip: Vec<String>,
 }
 
-/// Halves of the night, each of which fits into the time of one run of CI.
+/// Parts of the night, each of which fits into the time of one run of CI.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Part {
     /// Kernels in virtual machines, fuzzing and other targets.
     A,
     /// Tests at full size and without privileges, and performance.
     B,
+    /// What lasts.
+    C,
 }
 
 /// Where a step belongs.
@@ -146,6 +148,7 @@ const STEPS: &[Step] = &[
         Night(Part::B),
         Call(beside),
     ),
+    Step("soak", Night(Part::C), Xtask("perf --soak")),
 ];
 
 /// Runs the steps and sums them up. All run, even after a failure.

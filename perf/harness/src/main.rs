@@ -16,12 +16,13 @@ mod programs;
 mod results;
 mod rows;
 mod scenario;
+mod soak;
 mod syscalls;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adit_perf_plan::Dialect;
 use anyhow::{Context as _, ensure};
@@ -84,6 +85,11 @@ struct Args {
     /// Count the system calls of server and agent for an echo, a dial and a MiB under strace; nothing else is run.
     #[arg(long, conflicts_with_all = ["guard", "instructions", "scenario", "quick", "rounds", "seconds", "processors", "peers", "dialects", "only", "check"])]
     syscalls: bool,
+    /// Load server and agent in many ways for this time, and fail on growth of memory, descriptors, tasks or series; nothing else is
+    /// run.
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "20m", value_parser = soak::lasting,
+          conflicts_with_all = ["guard", "instructions", "syscalls", "scenario", "quick", "rounds", "seconds", "processors", "peers", "dialects", "only", "check"])]
+    soak: Option<Duration>,
     /// Draw the pictures of a `perf.json` anew, beside it; nothing is measured.
     #[arg(long, value_name = "FILE", exclusive = true)]
     draw: Option<PathBuf>,
@@ -156,6 +162,9 @@ fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     if args.syscalls {
         return syscalls::run(workspace, args.adit.clone());
+    }
+    if let Some(lasting) = args.soak {
+        return soak::run(&Programs::new(workspace, args.adit.clone())?, lasting);
     }
     let mut scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;

@@ -106,6 +106,9 @@ mod tests {
             ("a.example", "a.example:80", true),
             ("a.example", "a.example:8080", false),
             ("1.2.3.4", "::ffff:1.2.3.4", true),
+            // Go converts the names of hosts to Punycode, and compares with the list as it is written.
+            ("xn--bcher-kva.example", "xn--bcher-kva.example", true),
+            ("xn--bcher-kva.example", "b\u{fc}cher.example", false),
         ] {
             assert_eq!(is_excepted(host, 80, list), expected, "{host} {list}");
         }

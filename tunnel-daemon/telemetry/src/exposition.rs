@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use crate::tunnels::OpenTunnels;
 use bytes::Bytes;
-use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
+use prometheus::{Gauge, Registry};
 
 /// Content type of [`Scrape::text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -96,12 +96,36 @@ impl Scrape {
     }
 }
 
-/// Adds the `process_*` families.
+/// Adds the `process_*` families, and the number of tasks.
 pub(super) fn register_process(registry: &Registry) {
     let process = Process(ProcessCollector::for_self());
-    registry
-        .register(Box::new(process))
-        .expect("process families are declared once");
+    let tasks = Gauge::new(
+        "adit_tasks",
+        "Tasks of the async runtime; grows and shrinks with links, lanes, tunnels and dials",
+    );
+    let tasks = Tasks(tasks.expect("a valid name"));
+    let families: [Box<dyn Collector>; 2] = [Box::new(process), Box::new(tasks)];
+    for family in families {
+        registry
+            .register(family)
+            .expect("process families are declared once");
+    }
+}
+
+/// Counts tasks when it is scraped, which happens in a task.
+struct Tasks(Gauge);
+
+impl Collector for Tasks {
+    fn desc(&self) -> Vec<&Desc> {
+        self.0.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let tasks = tokio::runtime::Handle::try_current()
+            .map_or(0, |runtime| runtime.metrics().num_alive_tasks());
+        self.0.set(tasks as f64);
+        self.0.collect()
+    }
 }
 
 /// The crate's collector, but with CPU time in nanoseconds instead of whole seconds.

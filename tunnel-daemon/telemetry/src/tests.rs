@@ -283,6 +283,18 @@ fn process_metrics_are_exported() {
     assert_eq!(types["process_start_time_seconds"], "gauge");
 }
 
+#[tokio::test]
+async fn tasks_are_counted_when_they_are_scraped() {
+    let metrics = AgentMetrics::new();
+    let tasks = || parse(&metrics.scrape()).0["adit_tasks"];
+    let before = tasks();
+    let task = tokio::spawn(std::future::pending::<()>());
+    assert_eq!(tasks(), before + 1.0);
+    task.abort();
+    assert!(task.await.is_err());
+    assert_eq!(tasks(), before);
+}
+
 #[test]
 fn own_families_start_at_zero_and_count() {
     let metrics = ServerMetrics::new(&[]);

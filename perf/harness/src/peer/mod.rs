@@ -160,7 +160,7 @@ impl Route {
     ///
     /// # Errors
     /// Like [`Self::to`].
-    fn to_far(site: &Site) -> anyhow::Result<Self> {
+    pub(crate) fn to_far(site: &Site) -> anyhow::Result<Self> {
         Self::to(site, &site.far, site.far_host, site.near.clone())
     }
 
@@ -193,7 +193,7 @@ impl Route {
     ///
     /// # Errors
     /// A program cannot be started, or no port is free.
-    fn start_pair(
+    pub(crate) fn start_pair(
         &mut self,
         site: &Site,
         programs: [&Path; 2],
