@@ -171,7 +171,7 @@ impl LaneKeeper {
             wanted.set(self.growth().wanted());
             // Tunnels on older lanes prove nothing about a server that has refused all lanes since.
             if self.0.proved.swap(false, Relaxed) && backoff.has_gained() {
-                backoff.note(true);
+                self.succeeded(&mut backoff);
             }
             for _lane in 0..self.0.stillborn.swap(0, Relaxed) {
                 backoff.note(false);
@@ -212,7 +212,7 @@ impl LaneKeeper {
                     // Lanes that have waited this long without being lost count as successes.
                     let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
                     if waited && (paused.is_none() || backoff.has_gained()) {
-                        backoff.note(true);
+                        self.succeeded(&mut backoff);
                     }
                 }
             }
@@ -246,18 +246,25 @@ impl LaneKeeper {
             }
             Err(error) => {
                 backoff.note(false);
-                let server = &self.0.server;
-                tracing::debug!(%server, %error, "no lane");
-                if backoff.is_first() {
-                    // Such as a proxy or balancer that allows few connections.
-                    tracing::info!(
-                        %server,
-                        %error,
-                        "no further lanes for a while: tunnels beyond those that are open use the link"
+                if backoff.is_news() {
+                    tracing::warn!(
+                        server = %self.0.server, %error,
+                        "no lane can be opened, so tunnels use the link: does a proxy, router or balancer on the path allow few \
+                         connections, or refuse the ALPN name adit-lane/1?"
                     );
+                } else {
+                    tracing::debug!(server = %self.0.server, %error, "no lane");
                 }
             }
         }
+    }
+
+    /// The server takes lanes.
+    fn succeeded(&self, backoff: &mut Backoff) {
+        if backoff.is_told() {
+            tracing::info!(server = %self.0.server, "lanes can be opened again");
+        }
+        backoff.note(true);
     }
 
     /// Number of lanes by state.

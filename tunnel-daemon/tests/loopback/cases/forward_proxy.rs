@@ -310,7 +310,9 @@ async fn a_proxy_that_allows_few_connections_leaves_few_lanes_and_no_tunnel_fail
     let mut args = world.agent_args("few", server, &["!--proxy-server-host", &host]);
     args.push(format!("--https-proxy=http://127.0.0.1:{port}"));
     let agent = Process::start("agent", &args, dir.path());
-    agent.logs("no further lanes for a while").await;
+    agent
+        .logs("no lane can be opened, so tunnels use the link")
+        .await;
     let cut = "adit_lanes_closed_total{reason=\"lost\"}";
     until("lanes cut while idle", || value(&world, cut) >= 2.0).await;
     for _round in 0..10 {
