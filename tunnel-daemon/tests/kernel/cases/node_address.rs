@@ -142,6 +142,8 @@ fn wire(addresses: &Addresses, [plane, node, pod, neighbour]: [&Namespace; 4]) {
         ..
     } = addresses;
     node.connect_by("outer", plane, outer[0], outer[1]);
+    // A process of the node needs some route to the Service before its packets are translated.
+    node.run(&format!("ip {flag} route add default via {}", ip(outer[1])));
     node.connect_by("lan", neighbour, lan[0], lan[1]);
     node.connect_by("pod", pod, pods[0], pods[1]);
     node.run(&format!("ip {flag} address delete {} dev pod", pods[0]));
