@@ -22,6 +22,7 @@ mod memory_pressure;
 #[cfg(test)]
 mod messages;
 mod node;
+pub mod node_interface;
 mod pki;
 pub mod probes;
 mod process;

@@ -1,10 +1,12 @@
 //! Traffic from nodes to the control plane: what a server dials for agents, and an agent's listeners for its node.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use adit_core::destination::DestinationList;
 use anyhow::Context as _;
+use ipnet::IpNet;
 use tokio_util::sync::CancellationToken;
 
 use crate::descriptors;
@@ -16,11 +18,13 @@ use crate::redirect_view::RedirectView;
 use crate::server::tenant::Tenant;
 use adit_agent::node::{DestinationSource, Fixed, NodeListener, NodeProxy as AgentDoor, TASKS_MAX};
 use adit_agent::servers::Servers;
-use adit_config::plan::{AgentPlan, DestinationsPlan};
+use adit_config::plan::{AgentPlan, DestinationsPlan, TargetListener};
 use adit_net::accept::accept_loop;
+use adit_net::accounts::Accounts;
 use adit_net::dial::Dialer;
 use adit_net::listen::Listener;
 use adit_net::resolve::SystemResolver;
+use adit_net::source_filter;
 use adit_net::tasks::Tasks;
 use adit_server::backend::{DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 use adit_telemetry::labels::Listener as ListenerLabel;
@@ -137,17 +141,16 @@ impl NodeSide {
             side.redirect = NodeRedirect::start(plan, process, &proxy, &side.stop)?;
         }
         for target in &plan.target_listeners {
-            let bind = listen_addr(&target.bind)?;
-            let listener = Listener::bind_with(&bind, |socket| accounts.listening(&socket))
+            let listener = listen(target, &plan.target_from, accounts)
                 .with_context(|| format!("--target to {}", target.destination))?;
             let address = listener.tcp_addr().context("a listener has no address")?;
             tracing::info!(%address, destination = target.destination, "listening for the control plane");
-            if !address.ip().is_loopback() {
+            if !address.ip().is_loopback() && plan.target_from.is_empty() {
                 tracing::warn!(
                     %address,
                     destination = target.destination,
                     "--target listens on an address that is not loopback: every host that can reach the address can reach the \
-                     destination in the control plane"
+                     destination in the control plane; name the pods' networks by --target-from"
                 );
             }
             side.addresses.push(address);
@@ -174,4 +177,23 @@ impl NodeSide {
             Err(why) => format!("{redirect}[-]node-to-control-plane {why}\n"),
         }
     }
+}
+
+/// Listens for the sources alone, from the first connection on.
+fn listen(
+    target: &TargetListener,
+    sources: &[IpNet],
+    accounts: &Accounts,
+) -> anyhow::Result<Listener> {
+    let filtered = Cell::new(Ok(()));
+    let listener = Listener::bind_with(&listen_addr(&target.bind)?, |socket| {
+        accounts.listening(&socket);
+        if !sources.is_empty() {
+            filtered.set(source_filter::attach(&socket, sources));
+        }
+    })?;
+    filtered.into_inner().context(
+        "the kernel refuses the filter of --target-from: leave the flag out, and have a packet filter drop other sources",
+    )?;
+    Ok(listener)
 }

@@ -21,7 +21,10 @@ use crate::listeners::spelling::{frontends, list, or_off, targets};
 use crate::log_options::log_options;
 use crate::signals::Signals;
 use crate::status::text::show;
-use crate::{agent, check, ebpf, ebpf_flags, pki, proxy, server, service_manager, status, top};
+use crate::{
+    agent, check, ebpf, ebpf_flags, node_interface, pki, proxy, server, service_manager, status,
+    top,
+};
 use adit_config::limits;
 #[cfg(feature = "demo")]
 use adit_config::plan::LogPlan;
@@ -103,6 +106,7 @@ pub fn run(parsed: Parsed) -> ExitCode {
         Command::Links(options) => status::links::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Pki(options) => pki::run(&options),
+        Command::NodeInterface(options) => node_interface::run(&options),
         Command::Man(options) => {
             let written = clap_mangen::generate_to(adit_config::for_users(), &options.dir);
             let written =

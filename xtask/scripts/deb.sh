@@ -21,7 +21,7 @@ for unit in adit-server.service adit-server.socket adit-agent.service; do
   put 644 "deploy/systemd/$unit" "usr/lib/systemd/system/$unit"
 done
 for file in server.toml agent.toml; do put 640 "deploy/systemd/$file" "etc/adit/$file"; done
-put 644 deploy/systemd/adit-ebpf.conf "$doc/examples/adit-ebpf.conf"
+for file in adit-ebpf.conf adit-node-interface.conf; do put 644 "deploy/systemd/$file" "$doc/examples/$file"; done
 completion bash usr/share/bash-completion/completions/adit
 completion zsh usr/share/zsh/vendor-completions/_adit
 completion fish usr/share/fish/vendor_completions.d/adit.fish

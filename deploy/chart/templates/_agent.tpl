@@ -54,6 +54,15 @@
 - --redirect-node-address=$(HOST_IP)
 {{- end }}
 {{- end }}
+{{- with $agent.nodeInterface.address }}
+- {{ printf "--bind-address=%s" . | quote }}
+{{- range $agent.nodeInterface.targets }}
+- {{ printf "--target=%s" . | quote }}
+{{- end }}
+{{- range $agent.nodeInterface.from }}
+- {{ printf "--target-from=%s" . | quote }}
+{{- end }}
+{{- end }}
 {{- if $agent.account.enabled }}
 - --account=on
 {{- end }}
@@ -106,6 +115,23 @@ hostPID: true
 {{- end }}
 securityContext:
   {{- include "adit.podSecurity" (dict "user" (include "adit.agent.user" .) "values" $agent) | nindent 2 }}
+{{- with $agent.nodeInterface.address }}
+initContainers:
+  {{- /* It only adds: a pod that ends must not take the address from the pod that follows it. */}}
+  - name: node-interface
+    image: {{ include "adit.image" $ | quote }}
+    imagePullPolicy: {{ $.Values.image.pullPolicy }}
+    command: [/adit]
+    args: [node-interface, add, {{ . | quote }}]
+    resources:
+      {{- toYaml $agent.resources | nindent 6 }}
+    securityContext:
+      runAsNonRoot: false
+      runAsUser: 0
+      {{- /* The profiles of deploy/seccomp allow no sockets of netlink. */}}
+      seccompProfile: {type: RuntimeDefault}
+      {{- include "adit.containerSecurity" (dict "capabilities" (list "NET_ADMIN")) | nindent 6 }}
+{{- end }}
 containers:
   - name: konnectivity-agent
     image: {{ include "adit.image" . | quote }}

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::ConfigError;
+use crate::node_interface::NodeInterfaceOptions;
 use crate::pki::PkiOptions;
 #[cfg(feature = "demo")]
 use crate::plan::LaneSecurity;
@@ -33,6 +34,8 @@ pub enum Command {
     Check(CheckOptions),
     /// Create or show certificates.
     Pki(PkiOptions),
+    /// Give this host an address at which its agent listens, or take the address away.
+    NodeInterface(NodeInterfaceOptions),
     /// Write manual pages.
     Man(ManOptions),
     /// Open listeners in other network namespaces, for the server or agent that started this process.

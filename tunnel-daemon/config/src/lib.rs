@@ -17,6 +17,7 @@ mod identifiers;
 mod legacy;
 pub mod limits;
 mod nearest;
+mod node_interface;
 mod parse;
 mod pki;
 pub mod plan;
@@ -33,5 +34,6 @@ pub use command::{
 };
 pub use error::ConfigError;
 pub use flags::for_users;
+pub use node_interface::{NodeInterfaceAddress, NodeInterfaceOptions};
 pub use parse::{parse, parse_naming};
 pub use pki::{PkiAgent, PkiClient, PkiInit, PkiOptions, PkiServer, PkiShow, PkiSigning};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use adit_config::address::BindAddress;
 use adit_config::plan::{AccountMode, Drain, ShutdownPlan};
-use adit_config::{Command, parse};
-use serde_json::Value;
+use adit_config::{Command, NodeInterfaceOptions, parse};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The committed manifests.
@@ -217,6 +217,30 @@ impl Container<'_> {
     }
 }
 
+/// An init container of `adit` gives the node the address at which the agent listens, with this right alone. Nothing takes the
+/// address away when the pod ends: its successor may have it already.
+fn assert_init_containers(pod: &Value) {
+    for init in list(at(pod, "/initContainers")) {
+        let spec = list(at(pod, "/containers")).first().expect("an agent");
+        let [of_init, of_agent] = [init, spec].map(|spec| Container { pod, spec }.args());
+        let argv = std::iter::once("/adit".to_owned()).chain(of_init);
+        let parsed = parse(argv.map(OsString::from), &|_name| None).unwrap();
+        let Command::NodeInterface(NodeInterfaceOptions::Add(added)) = parsed.command else {
+            panic!("{:?}", parsed.command)
+        };
+        let bind = format!("--bind-address={}", added.address);
+        assert!(of_agent.contains(&bind), "{of_agent:?}");
+        assert!(of_agent.iter().any(|arg| arg.starts_with("--target-from=")));
+        assert_eq!(pod["hostNetwork"], true);
+        let security = at(init, "/securityContext");
+        let capabilities = json!({"drop": ["ALL"], "add": ["NET_ADMIN"]});
+        assert_eq!(security["capabilities"], capabilities);
+        assert_eq!(security["allowPrivilegeEscalation"], false);
+        assert_eq!(security["readOnlyRootFilesystem"], true);
+        assert_eq!(at(spec, "/lifecycle"), &Value::Null);
+    }
+}
+
 fn files() -> Vec<PathBuf> {
     let folder = env::var_os("ADIT_MANIFESTS").map_or_else(|| MANIFESTS.into(), PathBuf::from);
     let files = fs::read_dir(&folder)
@@ -242,6 +266,7 @@ fn manifest_command_lines_are_valid_and_match_their_pods() {
         }
         assert!(!found.is_empty(), "no pod");
         for pod in found {
+            assert_init_containers(pod);
             let specs = list(at(pod, "/containers")).iter();
             for spec in specs.filter(|spec| spec.get("args").is_some()) {
                 let (container, folder) = (Container { pod, spec }, TempDir::new().unwrap());

@@ -13,4 +13,5 @@ pub mod memory;
 pub mod mounts;
 pub mod privileges;
 pub mod release;
+pub mod rtnetlink;
 pub mod wait;

@@ -24,6 +24,7 @@ pub mod resolve;
 pub mod self_listeners;
 pub mod self_sockets;
 pub mod socket;
+pub mod source_filter;
 pub mod source_quota;
 pub mod tasks;
 pub mod unix;

@@ -58,12 +58,14 @@ pub(super) const MODULES: &[&str] = &[
     "veth",
     "sch_netem",
     "dummy",
+    "bridge",
     "inet_diag",
     "tcp_diag",
-    // Older kernels also request `crc32c_generic` by themselves. Rules of packet filters request the last three.
+    // Older kernels also request `crc32c_generic` by themselves. Rules of packet filters request the last four.
     "crc32c_generic",
     "nf_tables",
     "nft_chain_nat",
+    "nft_nat",
     "nft_redir",
     "nft_tproxy",
 ];
@@ -170,7 +172,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             KERNEL,
             "--test-threads=2 --skip packet_filter:: --skip freshly_built --skip a_pod_without_a_listener_is_sent --skip kep2025:: \
              --skip redirect_spaces:: --skip proxy_header:: --skip least_privilege:: --skip clock:: \
-             --skip without_the_privilege_the_flag_and_the_remedy",
+             --skip node_address:: --skip node_interface:: --skip without_the_privilege_the_flag_and_the_remedy",
         ),
     ),
     entry(
@@ -183,6 +185,15 @@ pub(super) const ENTRIES: &[Entry] = &[
              without_the_privilege_the_flag_and_the_remedy",
         ),
     ),
+    Entry {
+        when: When::Named,
+        ..entry(
+            "node-address",
+            "an address of the node for its pods, by kube-proxy's rules, without eBPF",
+            300,
+            tests(KERNEL, "node_address:: node_interface:: --test-threads=1"),
+        )
+    },
     Entry {
         when: When::Named,
         ..entry(

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use adit_core::ids::AgentId;
+use ipnet::IpNet;
 
 use super::redirect::NamespaceFlags;
-use super::values::{AdminFlags, OperationFlags, PortSetting, bind_if_on, port_setting};
+use super::values::{AdminFlags, OperationFlags, PortSetting, bind_if_on, network, port_setting};
 use crate::address::ServerAddress;
 use crate::error::ConfigError;
 use crate::limits;
@@ -180,6 +181,10 @@ pub(super) struct NodeFlags {
     /// Address of the listeners of --target; an IPv6 address with or without brackets
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     bind_address: String,
+    /// Network, such as that of this node's pods, whose connections the listeners of --target take besides those of this host;
+    /// others get no answer; repeatable, at most 16 [default: all]
+    #[arg(long, value_name = "CIDR", requires = "target_listeners", value_parser = network)]
+    pub(super) target_from: Vec<IpNet>,
     /// Send connections of a cgroup's processes to this address of a Service to DEST_HOST:DEST_PORT in the control plane, which
     /// the server dials and has to allow; IPv6 in brackets; needs eBPF; repeatable, at most 64
     #[arg(
@@ -241,6 +246,7 @@ impl AgentFlags {
             target_proxy: target_proxy(self.target_proxy.as_deref())?,
             allow_targets: Some(self.allow_targets).filter(|targets| !targets.is_empty()),
             target_listeners: self.node.target_listeners()?,
+            target_from: self.node.target_from.clone(),
             redirect: self.node.redirect()?,
             data_path: DataPathPlan {
                 lanes_max: self.lanes,

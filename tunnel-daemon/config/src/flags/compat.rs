@@ -109,6 +109,7 @@ impl AgentExtras {
         settings.forward_proxy = proxy.overridden(self.https_proxy, self.proxy_ca_cert);
         settings.target_proxy = target_proxy(self.target_proxy.as_deref())?;
         settings.target_listeners = self.node.target_listeners()?;
+        settings.target_from = self.node.target_from.clone();
         settings.redirect = self.node.redirect()?;
         settings.isolation = self.isolation;
         Ok(())

@@ -29,6 +29,7 @@ use crate::command::{
     StatusOptions, TopOptions,
 };
 use crate::error::ConfigError;
+use crate::node_interface::NodeInterfaceOptions;
 use crate::pki::PkiOptions;
 use crate::version;
 
@@ -66,6 +67,9 @@ enum Sub {
     /// Make the certificates of an installation, or show what is in some
     #[command(subcommand)]
     Pki(PkiOptions),
+    /// Give this host an address at which its agent listens for the host's pods, or take the address away
+    #[command(subcommand)]
+    NodeInterface(NodeInterfaceOptions),
     /// Say which version, commit and upstream release this is
     Version(VersionFlags),
     /// Print a script that lets a shell complete commands and flags: adit completion bash > /etc/bash_completion.d/adit
@@ -203,6 +207,7 @@ fn read(
         Sub::Unlink(flags) => Command::Links(flags.options(LinksAction::Unlink, env)?),
         Sub::Check(options) => options.command(env, variables)?,
         Sub::Pki(options) => Command::Pki(options),
+        Sub::NodeInterface(options) => Command::NodeInterface(options),
         Sub::Version(flags) => Command::Print(flags.text()),
         Sub::Completion(flags) => Command::Print(flags.text()),
         Sub::Man(options) => Command::Man(options),

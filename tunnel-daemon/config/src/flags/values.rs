@@ -180,20 +180,26 @@ impl OperationFlags {
         }
     }
 }
-/// A network of balancers. All addresses are refused: every agent could claim any address.
-pub(super) fn balancers(text: &str) -> Result<IpNet, String> {
+
+/// A network, or a single address.
+pub(super) fn network(text: &str) -> Result<IpNet, String> {
     let network = text
         .parse::<IpNet>()
         .or_else(|_error| text.parse::<IpAddr>().map(IpNet::from))
         .map_err(|_error| "is no network: write ADDRESS/BITS".to_owned())?;
-    let network = match network {
+    Ok(match network {
         // Peers are known by their IPv4 address.
         IpNet::V6(mapped) if mapped.prefix_len() >= 96 => match mapped.addr().to_canonical() {
             IpAddr::V4(ip) => Ipv4Net::new_assert(ip, mapped.prefix_len() - 96).into(),
             IpAddr::V6(_) => network,
         },
         network => network,
-    };
+    })
+}
+
+/// A network of balancers. All addresses are refused: every agent could claim any address.
+pub(super) fn balancers(text: &str) -> Result<IpNet, String> {
+    let network = network(text)?;
     if network.prefix_len() == 0 {
         return Err("would believe everyone: name the networks of the balancers".to_owned());
     }

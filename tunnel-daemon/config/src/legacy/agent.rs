@@ -129,6 +129,7 @@ impl AgentOptions {
             target_proxy: None,
             allow_targets: Some(self.allow_targets.clone()).filter(|targets| !targets.is_empty()),
             target_listeners: Vec::new(),
+            target_from: Vec::new(),
             redirect: None,
             data_path: self.shared.data_path("--lanes", self.lanes)?,
             dial_timeout: limits::TARGET_DIAL_TIMEOUT,

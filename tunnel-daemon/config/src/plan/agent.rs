@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use adit_core::destination::DestinationList;
 use adit_core::ids::AgentId;
+use ipnet::IpNet;
 
 use super::account::AccountPlan;
 use super::admin_socket::AdminSocketPlan;
@@ -71,6 +72,8 @@ pub struct AgentSettings {
     pub allow_targets: Option<Vec<String>>,
     /// Listeners for connections to the control plane.
     pub target_listeners: Vec<TargetListener>,
+    /// Networks that these listeners serve besides this host; empty: all.
+    pub target_from: Vec<IpNet>,
     /// Redirect of connections of this node's processes to Services.
     pub redirect: Option<NodeRedirectPlan>,
     /// Lanes and relay.
@@ -144,7 +147,7 @@ impl AgentSettings {
         self.admin_socket.check()?;
         let has_proof = identity.is_some() || self.token_path.is_some();
         check_targets(
-            &self.target_listeners,
+            (&self.target_listeners, &self.target_from),
             self.redirect.as_ref(),
             self.data_path.lanes_max,
             has_proof,

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use adit_core::target::{Host, Target};
+use ipnet::IpNet;
 
 use super::netns::NetnsPlan;
 use super::rule_file::RuleFile;
@@ -162,7 +163,7 @@ impl NodeRedirectPlan {
 /// # Errors
 /// Too many listeners, or no lanes to carry their tunnels.
 pub(super) fn check_targets(
-    targets: &[TargetListener],
+    (targets, from): (&[TargetListener], &[IpNet]),
     redirect: Option<&NodeRedirectPlan>,
     lanes_max: u32,
     has_proof: bool,
@@ -189,6 +190,10 @@ pub(super) fn check_targets(
                  --token-path"
             );
         }
+    }
+    let (count, max) = (from.len(), limits::TARGET_SOURCES_MAX);
+    if count > max {
+        bail!("{count} values of --target-from are too many: at most {max}; join networks");
     }
     redirect.map_or(Ok(()), NodeRedirectPlan::check)
 }
@@ -290,7 +295,7 @@ mod tests {
             node_addresses: Vec::new(),
         };
         let one = plan(vec![service("10.96.0.1:443=a:1")]);
-        assert!(check_targets(&[], Some(&one), 4, true).is_ok());
+        assert!(check_targets((&[], &[]), Some(&one), 4, true).is_ok());
         let both = ["10.96.0.1:443=a:1", "[::ffff:10.96.0.1]:443=b:2"];
         let twice = plan(both.map(service).to_vec());
         for (plan, lanes, certificate, said) in [
@@ -298,7 +303,7 @@ mod tests {
             (&one, 0, true, "--redirect-apiserver needs lanes"),
             (&one, 4, false, "--agent-cert"),
         ] {
-            let error = check_targets(&[], Some(plan), lanes, certificate).unwrap_err();
+            let error = check_targets((&[], &[]), Some(plan), lanes, certificate).unwrap_err();
             says(&error, said);
         }
         for (addresses, said) in [
@@ -308,7 +313,7 @@ mod tests {
         ] {
             let mut plan = one.clone();
             plan.node_addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
-            let error = check_targets(&[], Some(&plan), 4, true).unwrap_err();
+            let error = check_targets((&[], &[]), Some(&plan), 4, true).unwrap_err();
             says(&error, said);
         }
         let file = RuleFile {

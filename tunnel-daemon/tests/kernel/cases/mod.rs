@@ -18,6 +18,8 @@ mod load;
 mod mptcp;
 mod namespaces;
 mod netns_helper;
+mod node_address;
+mod node_interface;
 mod node_redirect;
 mod own_connections;
 pub(crate) mod packet_filter;

@@ -21,17 +21,29 @@ fn listeners_of_an_agent_need_lanes_and_a_certificate() {
         .map(|listener| format!("{} {}", listener.bind, listener.destination))
         .collect();
     assert_eq!(shown, ["[::1]:6443 10.96.0.1:443", "[::1]:0 [fd00::1]:53"]);
+    let flags = "--target=1:a:1 --target-from=10.244.1.0/24 --target-from=fd44::7";
+    let plan = with(&words(flags)).unwrap();
+    let shown: Vec<String> = plan.target_from.iter().map(ToString::to_string).collect();
+    assert_eq!(shown, ["10.244.1.0/24", "fd44::7/128"]);
     assert!(with(&[]).unwrap().target_listeners.is_empty());
     let many: Vec<String> = (1..=65)
         .map(|port| format!("--target={port}:a:1"))
         .collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let sources = ["--target-from=10.0.0.0/8"; 17];
+    let sources = [&["--target=1:a:1"][..], &sources].concat();
     for (flags, named) in [
         (&["--target=1:a:1", "--lanes=0"][..], "--lanes=0"),
         (&["--target=1:a:1", "--target=1:b:1"], "127.0.0.1:1"),
         (&["--target=8093:a:1", "--bind-address="], ":8093"),
         (&["--target=1:a"], "LOCAL_PORT:DEST_HOST:DEST_PORT"),
         (&many, "at most 64"),
+        (&sources, "at most 16"),
+        (
+            &["--target=1:a:1", "--target-from=pods"],
+            "write ADDRESS/BITS",
+        ),
+        (&["--target-from=10.0.0.0/8"], "--target"),
     ] {
         let error = with(flags).unwrap_err();
         assert!(error.message().contains(named), "{flags:?}: {error}");
