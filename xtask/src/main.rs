@@ -9,6 +9,7 @@ mod docs;
 mod e2e;
 mod ebpf;
 mod monitoring;
+mod names;
 mod perf;
 mod release;
 mod script;
@@ -63,6 +64,8 @@ enum Command {
     Static,
     /// Check the Helm chart with all combinations of values, and write its README and the plain manifests (needs Go).
     Chart(chart::Args),
+    /// Write the addresses of Cargo.toml (home page, sources, registry) into all files that name them.
+    Names,
     /// Run our server as the egress of a real API server, with agents that it knows by its tokens (needs Go).
     E2e,
     /// Run every query of alerts and dashboard against a Prometheus that scrapes servers and agents (needs `prometheus`).
@@ -115,6 +118,7 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<Outcome> {
         Command::Ci(args) => ci::run(workspace, &args),
         Command::Tidy => tidy::run(workspace),
         Command::Docs => docs::run(workspace),
+        Command::Names => names::run(workspace),
         Command::Perf(args) => perf::run(workspace, &args),
         Command::Dist(args) => dist::run(workspace, &args),
         Command::Release(args) => release::run(workspace, &args),

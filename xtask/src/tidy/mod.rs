@@ -11,6 +11,7 @@ mod sources;
 use anyhow::bail;
 
 use crate::docs::{packages, promises};
+use crate::names;
 use crate::workspace::Workspace;
 
 /// Most findings printed; more are usually one mistake repeated.
@@ -43,6 +44,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(monitoring::check(workspace)?);
     all.extend(promises::check(workspace)?);
     all.extend(packages::check(workspace)?);
+    all.extend(names::check(workspace)?);
     Ok(all)
 }
 
