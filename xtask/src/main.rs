@@ -72,6 +72,8 @@ enum Command {
     Monitoring,
     /// Run the commands of install pages in a blank Debian (after `dist`).
     Pages,
+    /// Check the workflows of GitHub (needs Go).
+    Workflows,
     /// Make the artefacts of a release below target/dist: static binary, images, package, sums (`--check`: try all of them).
     Dist(dist::Args),
     /// Make and verify a release below target/release-VERSION; nothing is published.
@@ -114,6 +116,7 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<Outcome> {
         Command::Miri => return script("miri"),
         Command::Pages => return script("pages"),
         Command::Static => return script("static"),
+        Command::Workflows => return script("workflows"),
         Command::Test(args) => test::run(workspace, &args),
         Command::Ci(args) => ci::run(workspace, &args),
         Command::Tidy => tidy::run(workspace),

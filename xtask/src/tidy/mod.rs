@@ -7,6 +7,7 @@ mod ebpf;
 mod logs;
 mod monitoring;
 mod sources;
+mod workflows;
 
 use anyhow::bail;
 
@@ -45,6 +46,7 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(promises::check(workspace)?);
     all.extend(packages::check(workspace)?);
     all.extend(names::check(workspace)?);
+    all.extend(workflows::check(workspace)?);
     Ok(all)
 }
 
