@@ -44,6 +44,7 @@ fn start(end: &End, program: &Path, files: &ThrowawayFiles, dir: &Path) -> Resul
         "called": end.called,
         "health": end.health(),
         "flags": end.flags,
+        "env": end.env,
         "files": files.dir(),
         "dir": dir,
     });
@@ -146,6 +147,8 @@ fn inside() {
         .iter()
         .filter_map(Value::as_str)
         .collect();
+    let env = task["env"].as_array().unwrap().iter();
+    let env = env.map(|pair| [0, 1].map(|at| pair[at].as_str().unwrap()));
     if let Err(error) = prepare(&flags, Path::new(&text("files"))) {
         println!("a file system cannot be prepared: {error}");
         return;
@@ -156,6 +159,7 @@ fn inside() {
         // As in a pod.
         .env("KUBERNETES_SERVICE_HOST", "10.96.0.1")
         .env("KUBERNETES_SERVICE_PORT", "443")
+        .envs(env.map(<(&str, &str)>::from))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
