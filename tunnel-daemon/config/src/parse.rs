@@ -52,10 +52,7 @@ pub fn parse_naming(
         Some(Program::Agent) => legacy::agent(
             &args,
             id(env, "PROXY_AGENT_ID"),
-            ForwardProxy {
-                is_clear: true,
-                ..ForwardProxy::from_env(env)
-            },
+            ForwardProxy::from_compat_env(env),
         )?,
         Some(Program::Proxy) | None => return flags::parse(&args, env, variables),
     };
