@@ -5,7 +5,8 @@
 #
 # Comments at the top of a file of values say what is to come of it: `# namespace: NAME`, `# manifest` (the rendering is kept),
 # `# template: FILE` (the only one to render, of deploy/manifests/templates), `# has: FILE` (the rendering contains that file, at any
-# indent), `# fails: TEXT` (part of the message). Others describe the combination.
+# indent), `# renders: TEXT` and `# lacks: TEXT` (a line of the rendering has TEXT, or none has), `# fails: TEXT` (part of the message).
+# Others describe the combination.
 . "$(dirname "$0")/common.sh"
 need_go
 mode=$1 folder=$target/chart
@@ -55,9 +56,13 @@ for values in deploy/chart/ci/*.yaml; do
   for file in $(comment has "$values"); do
     [[ -s $file && $(without_indent "$rendered") == *"$(without_indent "$file")"* ]] || fail "the rendering of $values lacks $file"
   done
+  text=$(comment renders "$values")
+  [[ -z $text ]] || grep --quiet --fixed-strings -- "$text" "$rendered" || fail "the rendering of $values lacks $text"
+  text=$(comment lacks "$values")
+  [[ -z $text ]] || ! grep --fixed-strings -- "$text" "$rendered" || fail "the rendering of $values has $text"
   comments "$values" | grep --quiet --line-regexp manifest || continue
   {
-    comments "$values" | sed -E '/^(namespace|template|has|fails): |^manifest$/d; s/^/# /'
+    comments "$values" | sed -E '/^(namespace|template|has|renders|lacks|fails): |^manifest$/d; s/^/# /'
     echo "# \`cargo xtask chart\` writes this file from $values."
     sed -E '/^\s*(# Source: |helm\.sh\/chart: |app\.kubernetes\.io\/managed-by: )/d' "$rendered"
   } >"$folder/plain"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # deb.sh PROGRAM LICENCES DEB: packs the Debian package: binary, units, configuration, manual pages and completions. It starts no service,
-# as a service needs certificates first. `cargo xtask dist` gives VERSION, ARCH, EPOCH, and EMULATOR for another processor.
+# as a service needs certificates first. `cargo xtask dist` gives VERSION, ARCH, EPOCH, HOMEPAGE, REPOSITORY, and EMULATOR for another
+# processor.
 . "$(dirname "$0")/common.sh"
 program=$1 licences=$2 deb=$3
 work=$(mktemp -d)
@@ -32,6 +33,7 @@ put 644 CHANGELOG.md "$doc/changelog"
 cat >"$package/$doc/copyright" <<END
 Adit $VERSION
 
+Source: $REPOSITORY
 Copyright: the contributors of Adit
 License: Apache-2.0, see /usr/share/common-licenses/Apache-2.0
 
@@ -55,6 +57,7 @@ Installed-Size: $(find usr etc -type f -printf '%s\n' | awk '{all += $1} END {pr
 Depends: passwd
 Section: net
 Priority: optional
+Homepage: $HOMEPAGE
 Description: Konnectivity data plane: server and agent in one binary
  Tunnels from a Kubernetes control plane to its nodes, on the wire of Konnectivity.
  No service is started: make certificates first, see adit-pki(1).

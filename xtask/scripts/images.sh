@@ -2,7 +2,7 @@
 # images.sh PROGRAM LICENCES TAR: packs the container images: one OCI layout with an image a tag, made without a daemon and the network.
 # All share a layer with the binary and links to it, and differ in their entry points. `adit-shell` has a second layer with the shell of
 # Debian's busybox-static, for platforms whose pods run one before they stop; there is a shell of the host's processor alone.
-# `cargo xtask dist` gives VERSION, REVISION, ARCH, EPOCH, TIME, USER_ID, and EMULATOR for another processor.
+# `cargo xtask dist` gives VERSION, REVISION, ARCH, EPOCH, TIME, USER_ID, HOMEPAGE, REPOSITORY, and EMULATOR for another processor.
 . "$(dirname "$0")/common.sh"
 program=$1 licences=$2 tar=$3
 work=$(mktemp -d)
@@ -40,7 +40,8 @@ layer() {
 # image TAG ENTRYPOINT LICENCE DIFFS LAYERS HISTORY: makes an image, and adds it to the index.
 image() {
   local labels="\"org.opencontainers.image.created\":\"$TIME\",\"org.opencontainers.image.licenses\":\"$3\","
-  labels+="\"org.opencontainers.image.revision\":\"$REVISION\",\"org.opencontainers.image.title\":\"$1\","
+  labels+="\"org.opencontainers.image.revision\":\"$REVISION\",\"org.opencontainers.image.source\":\"$REPOSITORY\","
+  labels+="\"org.opencontainers.image.title\":\"$1\",\"org.opencontainers.image.url\":\"$HOMEPAGE\","
   labels="{$labels\"org.opencontainers.image.version\":\"$VERSION\"}"
   local config="{\"Entrypoint\":[\"$2\"],\"Env\":[\"PATH=/usr/bin:/bin\"],\"Labels\":$labels,"
   config+="\"User\":\"$USER_ID:$USER_ID\",\"WorkingDir\":\"/\"}"

@@ -5,24 +5,27 @@ need debootstrap systemd-nspawn
 deb=$(find "$target/dist" -name '*-amd64.deb' 2>/dev/null || true)
 [[ $deb && $(uname -m) == x86_64 ]] || skip "target/dist has no package of this processor: run cargo xtask dist first"
 
+# The registry that pages name, and its host.
+registry=$(sed -n 's/^registry = "\(.*\)"$/\1/p' Cargo.toml)
+names="registry=$registry host=${registry%%/*}"
 # A registry that `skopeo` trusts.
-read -r -d '' registry <<'END' || true
-echo '127.0.0.1 registry.example.org' >>/etc/hosts
-trusted=/etc/containers/certs.d/registry.example.org
+read -r -d '' serve <<'END' || true
+echo "127.0.0.1 $host" >>/etc/hosts
+trusted=/etc/containers/certs.d/$host
 mkdir --parents $trusted
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=registry \
-  -addext subjectAltName=DNS:registry.example.org -keyout /srv/registry.key -out $trusted/ca.crt
+  -addext subjectAltName=DNS:$host -keyout /srv/registry.key -out $trusted/ca.crt
 cat >/srv/registry.yml <<YAML
 version: 0.1
 storage: {filesystem: {rootdirectory: /srv/registry}}
 http: {addr: '127.0.0.1:443', tls: {certificate: $trusted/ca.crt, key: /srv/registry.key}}
 YAML
 docker-registry serve /srv/registry.yml &
-curl --silent --show-error --retry 60 --retry-delay 1 --retry-connrefused --cacert $trusted/ca.crt https://registry.example.org/v2/
+curl --silent --show-error --retry 60 --retry-delay 1 --retry-connrefused --cacert $trusted/ca.crt https://$host/v2/
 END
 # The image is in the registry and runs. The package is installed, and its services are off.
 read -r -d '' pulled <<'END' || true
-skopeo copy docker://registry.example.org/proxy-agent:v0.1.0 oci:/srv/pulled:agent
+skopeo copy docker://$registry/proxy-agent:v0.1.0 oci:/srv/pulled:agent
 umoci unpack --image /srv/pulled:agent /srv/bundle
 grep --quiet '"/proxy-agent"' /srv/bundle/config.json
 chroot --userspec=65532:65532 /srv/bundle/rootfs /adit version
@@ -114,4 +117,4 @@ page docs/getting-started.md program '' ''
 page docs/install/systemd.md package '' ''
 page docs/install/static-pod.md program '' ''
 # For skopeo netavark: debootstrap does not resolve what several packages provide.
-page docs/install/images.md release "$registry" "$pulled" ca-certificates docker-registry netavark openssl skopeo umoci
+page docs/install/images.md release "$names"$'\n'"$serve" "$pulled" ca-certificates docker-registry netavark openssl skopeo umoci

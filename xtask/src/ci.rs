@@ -132,6 +132,7 @@ const STEPS: &[Step] = &[
     Step("fips", Night(Part::A), Call(fips)),
     Step("deny", Night(Part::A), Shell(DENY)),
     Step("chart", Night(Part::A), Xtask("chart --check")),
+    Step("workflows", Night(Part::A), Xtask("workflows")),
     Step("test --nightly", Night(Part::B), Xtask("test --nightly")),
     Step("test at scale", Night(Part::B), Call(at_scale)),
     Step("e2e", Night(Part::B), Call(e2e::run)),

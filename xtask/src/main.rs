@@ -9,6 +9,7 @@ mod docs;
 mod e2e;
 mod ebpf;
 mod monitoring;
+mod names;
 mod perf;
 mod release;
 mod script;
@@ -63,12 +64,16 @@ enum Command {
     Static,
     /// Check the Helm chart with all combinations of values, and write its README and the plain manifests (needs Go).
     Chart(chart::Args),
+    /// Write the addresses of Cargo.toml (home page, sources, registry) into all files that name them.
+    Names,
     /// Run our server as the egress of a real API server, with agents that it knows by its tokens (needs Go).
     E2e,
     /// Run every query of alerts and dashboard against a Prometheus that scrapes servers and agents (needs `prometheus`).
     Monitoring,
     /// Run the commands of install pages in a blank Debian (after `dist`).
     Pages,
+    /// Check the workflows of GitHub (needs Go).
+    Workflows,
     /// Make the artefacts of a release below target/dist: static binary, images, package, sums (`--check`: try all of them).
     Dist(dist::Args),
     /// Make and verify a release below target/release-VERSION; nothing is published.
@@ -111,10 +116,12 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<Outcome> {
         Command::Miri => return script("miri"),
         Command::Pages => return script("pages"),
         Command::Static => return script("static"),
+        Command::Workflows => return script("workflows"),
         Command::Test(args) => test::run(workspace, &args),
         Command::Ci(args) => ci::run(workspace, &args),
         Command::Tidy => tidy::run(workspace),
         Command::Docs => docs::run(workspace),
+        Command::Names => names::run(workspace),
         Command::Perf(args) => perf::run(workspace, &args),
         Command::Dist(args) => dist::run(workspace, &args),
         Command::Release(args) => release::run(workspace, &args),

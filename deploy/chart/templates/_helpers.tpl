@@ -139,10 +139,11 @@ app.kubernetes.io/component: agent
 {{- end -}}
 {{- end -}}
 
+{{/* Empty where neither values nor replicas say it. */}}
 {{- define "adit.serverCount" -}}
 {{- if .Values.serverCount -}}
 {{ int .Values.serverCount }}
-{{- else if eq .Values.server.kind "Deployment" -}}
+{{- else if and (eq .Values.server.kind "Deployment") (not (kindIs "invalid" .Values.server.replicas)) -}}
 {{ int .Values.server.replicas }}
 {{- end -}}
 {{- end -}}

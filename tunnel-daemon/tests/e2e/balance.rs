@@ -1,7 +1,9 @@
-//! A load balancer in front of the agent ports of servers.
+//! What stands between agents and servers: a load balancer in front of agent ports, and a proxy in front of the agents' network.
 
-use std::io;
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 /// Listens on all addresses at port `at` (0: any), and distributes connections round-robin over the ports that accept them.
@@ -21,6 +23,50 @@ pub(crate) fn balance(at: u16, ports: Vec<u16>) -> u16 {
         }
     });
     port
+}
+
+/// Listens on all addresses at port `at`, and connects by CONNECT for those who show a password. Returns the number of its
+/// tunnels. Runs until the test ends.
+pub(crate) fn forward_proxy(at: u16) -> Arc<AtomicUsize> {
+    let listener = TcpListener::bind(("0.0.0.0", at)).expect("a port");
+    let tunnels: Arc<AtomicUsize> = Arc::default();
+    let counted = Arc::clone(&tunnels);
+    thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let counted = Arc::clone(&counted);
+            thread::spawn(move || {
+                if tunnel(client).is_ok() {
+                    counted.fetch_add(1, Relaxed);
+                }
+            });
+        }
+    });
+    tunnels
+}
+
+/// Answers a CONNECT request, after which the client has to wait for the answer.
+fn tunnel(mut client: TcpStream) -> io::Result<()> {
+    let head: io::Result<Vec<String>> = BufReader::new(&client)
+        .lines()
+        .take_while(|line| line.as_ref().is_ok_and(|line| !line.is_empty()))
+        .collect();
+    let head = head?;
+    let target = head.first().and_then(|line| line.strip_prefix("CONNECT "));
+    let target = target.and_then(|rest| rest.split(' ').next());
+    let is_known = head
+        .iter()
+        .any(|line| line.starts_with("Proxy-Authorization: Basic "));
+    let (Some(target), true) = (target, is_known) else {
+        let refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"a\"\r\n\r\n";
+        return client
+            .write_all(refusal)
+            .and(Err(io::ErrorKind::PermissionDenied.into()));
+    };
+    let server = TcpStream::connect(target)?;
+    client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")?;
+    join(&client, &server);
+    join(&server, &client);
+    Ok(())
 }
 
 fn join(from: &TcpStream, to: &TcpStream) {

@@ -201,18 +201,19 @@ impl Installation {
             create_secret(cluster, namespace, name, &data);
         }
         for release in self.releases {
-            release.install(cluster);
+            release.helm("install", cluster);
         }
         issue_certificates(cluster);
     }
 }
 
 impl Release {
-    fn install(&self, cluster: &Cluster) {
+    /// Runs `helm install` or `helm upgrade`.
+    fn helm(&self, action: &str, cluster: &Cluster) {
         let values = format!("{REPOSITORY}/deploy/chart/ci/{}.yaml", self.values);
         let chart = format!("{REPOSITORY}/deploy/chart");
         let mut helm = Command::new(cluster.program("helm"));
-        helm.args(["install", "adit", &chart, "--values", &values])
+        helm.args([action, "adit", &chart, "--values", &values])
             .args(["--namespace", self.namespace])
             .env("KUBECONFIG", cluster.kubeconfig("admin"))
             .env("HOME", cluster.dir.path());
@@ -264,6 +265,13 @@ fn issue_certificates(cluster: &Cluster) {
     }
 }
 
+/// Removes what the test's clusters have for other tests.
+fn delete_prepared(cluster: &Cluster) {
+    for [kind, name] in PREPARED {
+        cluster.kubectl(&["delete", kind, name, "-n", "kube-system"], None);
+    }
+}
+
 /// Starts the pods of server and agent. Dropping the processes ends them.
 pub(crate) fn run_pods(cluster: &Cluster, node: &Node) -> [Process; 2] {
     let server = Pod::of_component(cluster, "server");
@@ -300,9 +308,7 @@ fn inside() {
             add_host(node.host, host);
         }
     }
-    for [kind, name] in PREPARED {
-        cluster.kubectl(&["delete", kind, name, "-n", "kube-system"], None);
-    }
+    delete_prepared(&cluster);
     // The chart creates this account itself.
     cluster.kubectl(
         &["delete", "serviceaccount", AGENT, "-n", "kube-system"],
@@ -349,4 +355,30 @@ fn programs_with_upstreams_flags_certificates_and_connect() {
 #[test]
 fn the_install_page_works_as_written() {
     install(PAGE);
+}
+
+/// With `replicas: null` an autoscaler sets them, here by hand.
+#[test]
+fn an_upgrade_keeps_the_replicas_of_an_autoscaler() {
+    let Some(cluster) = Cluster::of("chart", Mode::Grpc) else {
+        return;
+    };
+    delete_prepared(&cluster);
+    let release = Release {
+        values: "autoscaled",
+        namespace: "kube-system",
+        set: &[],
+    };
+    release.helm("install", &cluster);
+    let scaled = [("adit-server", 3), ("adit-agent", 5)];
+    for (name, replicas) in scaled {
+        let replicas = format!("--replicas={replicas}");
+        let scale = ["scale", "deployment", name, &replicas, "-n", "kube-system"];
+        cluster.kubectl(&scale, None);
+    }
+    release.helm("upgrade", &cluster);
+    for (name, replicas) in scaled {
+        let found = get(&cluster, &["deployment", name, "-n", "kube-system"]);
+        assert_eq!(found["spec"]["replicas"], replicas, "{name}");
+    }
 }

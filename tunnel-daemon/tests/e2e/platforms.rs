@@ -9,12 +9,13 @@ use std::fs::{self, Permissions};
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use adit_testkit::certificates::Usage;
 use adit_testkit::platforms::{End, PLATFORMS, Platform};
 
-use crate::balance::balance;
+use crate::balance::{balance, forward_proxy};
 use crate::client::Client;
 use crate::cluster::{AGENT_TOKEN, AUDIENCE, Cluster, Egress, MadeBy, Mode, programs};
 use crate::go::{self, Program, Release};
@@ -47,11 +48,14 @@ exec "$@"
 "#;
 /// Name of OCM's managed cluster, which is an identifier of its agent.
 const MANAGED: &str = "cluster1";
+/// Agents that [`Installation::by_hand`] starts.
+const AGENTS_STARTED: usize = 3;
 /// Flag that only older releases of upstream's agent have.
 const RETIRED: &str = "--apiserver-port-mapping";
 /// A server for agents of platforms that provide the server.
 const OTHERS: End = End {
     called: "proxy-server",
+    env: &[],
     flags: &[
         "--uds-name=/run/konnectivity/konnectivity-server.socket",
         "--cluster-cert=/etc/konnectivity/tls.crt",
@@ -75,6 +79,8 @@ fn value<'a>(end: &'a End, name: &str) -> Option<&'a str> {
 struct Ends {
     server: Vec<String>,
     agent: Vec<String>,
+    /// Environment variables of the agent.
+    env: &'static [(&'static str, &'static str)],
     server_name: &'static str,
     agent_port: u16,
 }
@@ -100,6 +106,7 @@ impl Ends {
         Self {
             server: flags,
             agent: owned(agent),
+            env: agent.env,
             server_name: server.called,
             agent_port: port.parse().expect("a port"),
         }
@@ -110,6 +117,14 @@ impl Ends {
             let (flag, value) = flag.split_once('=')?;
             (flag == name && !value.is_empty()).then(|| value.to_owned())
         })
+    }
+
+    /// Host and port of the proxy between the agent and its server.
+    fn proxy(&self) -> Option<(&'static str, u16)> {
+        let (_name, url) = self.env.iter().find(|(name, _)| *name == "HTTPS_PROXY")?;
+        let (_user, authority) = url.rsplit_once('@').expect("a password");
+        let (host, port) = authority.split_once(':').expect("a port");
+        Some((host, port.parse().expect("a port")))
     }
 
     fn egress(&self) -> Egress {
@@ -203,6 +218,7 @@ fn start(
     name: &str,
     program: &str,
     flags: &[String],
+    env: &[(&str, &str)],
 ) -> Process {
     let user = USER.to_string();
     let volumes = ["--uds-name", "--log-file"].into_iter();
@@ -232,6 +248,7 @@ fn start(
     // Variables that Kubernetes sets in a pod.
     words.push(format!("KUBERNETES_SERVICE_HOST={}", cluster.cables[0][0]));
     words.push(format!("KUBERNETES_SERVICE_PORT={}", cluster.api_port));
+    words.extend(env.iter().map(|(name, value)| format!("{name}={value}")));
     words.push(format!("{PROGRAMS}/{program}"));
     words.extend_from_slice(flags);
     let dir = cluster.dir.path();
@@ -266,6 +283,7 @@ impl Installation<'_> {
             &format!("{made_by:?}-server"),
             program,
             &self.ends.server,
+            &[],
         )
     }
 
@@ -286,6 +304,7 @@ impl Installation<'_> {
             &format!("{made_by:?}-agent"),
             program,
             &flags,
+            self.ends.env,
         )
     }
 
@@ -407,6 +426,10 @@ fn inside() {
     if outside != ends.agent_port {
         balance(outside, vec![ends.agent_port]);
     }
+    let proxied = ends.proxy().map(|(host, port)| {
+        add_host(node.host, host);
+        forward_proxy(port)
+    });
     put(&format!("{SECRETS}/token"), AGENT_TOKEN.as_bytes());
     put(&format!("{SECRETS}/namespace"), b"kube-system");
     put(
@@ -432,6 +455,10 @@ fn inside() {
     match pages::of(platform.name) {
         Some(page) => installation.by_its_page(page),
         None => installation.by_hand(),
+    }
+    // By all agents: each runs alone at some time.
+    if let Some(proxied) = proxied {
+        assert!(proxied.load(Relaxed) >= AGENTS_STARTED, "{proxied:?}");
     }
     println!("{}", row(platform, &ends));
 }
@@ -504,6 +531,16 @@ fn hypershift() {
 #[test]
 fn open_cluster_management() {
     platform("OCM");
+}
+
+#[test]
+fn agents_of_acm_behind_a_forward_proxy() {
+    platform("ACM");
+}
+
+#[test]
+fn the_bootstrap_machine_of_openshifts_installer() {
+    platform("OpenShift installer");
 }
 
 #[test]

@@ -67,6 +67,10 @@ pub(super) fn of(
                 "purl": format!("pkg:cargo/{ROOT}@{}", release.version),
                 "licenses": [{"expression": "Apache-2.0"}],
                 "hashes": [{"alg": "SHA-256", "content": sha256(program)?}],
+                "externalReferences": [
+                    {"type": "website", "url": release.names.homepage},
+                    {"type": "vcs", "url": release.names.repository},
+                ],
             },
             "properties": [
                 {"name": "adit:commit", "value": release.revision},

@@ -21,6 +21,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum as _;
 use serde::Deserialize;
 
+use crate::names::Names;
 use crate::script;
 use crate::steps::{Outcome, Steps, lacking, run_command, seconds, stdout_of};
 use crate::workspace::{Workspace, fresh};
@@ -137,13 +138,14 @@ pub(crate) struct Release {
     /// Time of the commit, in seconds since 1970 and by RFC 3339: no artefact has another time.
     epoch: String,
     time: String,
+    names: Names,
 }
 
 impl Release {
     /// Of the commit that is checked out.
     ///
     /// # Errors
-    /// There is no git repository.
+    /// There is no git repository, or Cargo.toml lacks an address.
     pub(crate) fn of(workspace: &Workspace) -> anyhow::Result<Self> {
         let mut git = workspace.command("git");
         git.args(["log", "-1", "--abbrev=12", "--format=%H %h %cs %ct %cd"]);
@@ -162,6 +164,7 @@ impl Release {
             day: day.to_owned(),
             epoch: epoch.to_owned(),
             time: time.to_owned(),
+            names: Names::of(workspace)?,
         })
     }
 
@@ -340,7 +343,9 @@ impl<'a> Site<'a> {
             .env("COMMIT", &release.commit)
             .env("DAY", &release.day)
             .env("EPOCH", &release.epoch)
-            .env("TIME", &release.time);
+            .env("TIME", &release.time)
+            .env("HOMEPAGE", &release.names.homepage)
+            .env("REPOSITORY", &release.names.repository);
         command
     }
 }

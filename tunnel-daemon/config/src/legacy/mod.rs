@@ -66,10 +66,7 @@ pub(super) fn agent(
     env: &dyn Fn(&str) -> Option<String>,
     variables: &[String],
 ) -> Result<Parsed, ConfigError> {
-    let proxy = ForwardProxy {
-        is_clear: true,
-        ..ForwardProxy::from_env(env)
-    };
+    let proxy = ForwardProxy::from_compat_env(env);
     let mut options = AgentOptions::new(id(env, "PROXY_AGENT_ID"));
     let mut extra_warnings = Vec::new();
     let extras = compat::agent(args, env, variables, &mut extra_warnings)?;

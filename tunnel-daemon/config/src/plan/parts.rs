@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tracing::Level;
 
+use super::http_proxy::HttpProxy;
 use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
 use crate::files;
@@ -289,13 +290,27 @@ impl ForwardProxy {
         }
     }
 
+    /// As [`Self::from_env`], for an agent in compat mode. grpc-go ignores the scheme `https`. Agents of Advanced Cluster Management
+    /// have a grpc-go of their own, which does TLS to such a proxy, and `ROOT_CA_CERT` with the CAs that it trusts.
+    pub fn from_compat_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let proxy = Self::from_env(env);
+        let url = proxy.https_proxy.as_deref().map(HttpProxy::parse);
+        let is_tls = url.is_some_and(|url| url.is_ok_and(|url| url.is_tls));
+        let ca_cert = env("ROOT_CA_CERT").filter(|path| is_tls && !path.is_empty());
+        Self {
+            is_clear: ca_cert.is_none(),
+            ca_cert: ca_cert.map(PathBuf::from),
+            ..proxy
+        }
+    }
+
     /// With what flags say: the URL wins over the environment's; the certificates are for TLS to the proxy.
     #[must_use]
     pub fn overridden(self, https_proxy: Option<String>, ca_cert: Option<PathBuf>) -> Self {
         Self {
             https_proxy: https_proxy.or(self.https_proxy),
             is_clear: self.is_clear && ca_cert.is_none(),
-            ca_cert,
+            ca_cert: ca_cert.or(self.ca_cert),
             ..self
         }
     }

@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
+use crate::cases::processes::compat_agent;
 use crate::support::clients::Io;
 use crate::support::lanes::value;
 use crate::support::process::Process;
@@ -202,6 +203,44 @@ async fn an_https_proxy_is_spoken_to_by_tls() {
     .await;
     strange.stop().await;
     assert_eq!(other.asked(), [""; 0]);
+}
+
+/// Agents of Advanced Cluster Management, with upstream's flags. Their `https://` proxy's CA is in the file of `--ca-cert`, which
+/// `ROOT_CA_CERT` names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_of_acm_reach_their_server_through_their_proxy() {
+    let (target, _echo) = targets::local_echo().await;
+    for (scheme, user) in [
+        ("http", "us:s3cret@"),
+        ("https", ""),
+        ("https", "us:s3cret@"),
+    ] {
+        let world = World::start(&[]).await;
+        let server = world.server().agents;
+        let acceptor = (scheme == "https").then(|| tls::acceptor(&world, "server"));
+        let proxy = Proxy::start_with(server, &[ESTABLISHED], acceptor).await;
+        let env = [
+            ("HTTPS_PROXY", format!("{scheme}://{user}{}", proxy.address)),
+            ("NO_PROXY", ".cluster.local,.svc,172.30.0.1".to_owned()),
+            ("ROOT_CA_CERT", world.files.ca_file().display().to_string()),
+        ];
+        let mut args = vec!["proxy-agent".to_owned()];
+        args.extend(compat_agent(
+            &world,
+            server.port(),
+            [(); 2].map(|()| ports::free()),
+        ));
+        // Of a flag given twice the last counts.
+        args.push("--proxy-server-host=server.test".to_owned());
+        let plan = agent_plan_in(&env, &args).expect("flags are right");
+        let _agent = agent::start(&plan).await.expect("the agent starts");
+        world.links(1).await;
+        world.assert_serves(&target).await;
+        let asked = proxy.asked();
+        assert!(asked[0].starts_with("CONNECT server.test:"), "{asked:?}");
+        let has_password = asked[0].contains("Basic dXM6czNjcmV0");
+        assert_eq!(has_password, !user.is_empty(), "{asked:?}");
+    }
 }
 
 /// squid, in clear and by TLS, for those who have the password; and one who has not.

@@ -63,6 +63,7 @@ fn start_with(
         "called": end.called,
         "health": end.health(),
         "flags": end.flags,
+        "env": end.env,
         "files": files.dir(),
         "dir": dir,
     });
@@ -192,6 +193,8 @@ fn inside() {
         .iter()
         .filter_map(Value::as_str)
         .collect();
+    let env = task["env"].as_array().unwrap().iter();
+    let env = env.map(|pair| [0, 1].map(|at| pair[at].as_str().unwrap()));
     let prepared = prepare(&flags, Path::new(&text("files")), &text("settings"));
     if let Err(error) = prepared {
         println!("a file system cannot be prepared: {error}");
@@ -203,6 +206,7 @@ fn inside() {
         // As in a pod.
         .env("KUBERNETES_SERVICE_HOST", "10.96.0.1")
         .env("KUBERNETES_SERVICE_PORT", "443")
+        .envs(env.map(<(&str, &str)>::from))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()

@@ -1,10 +1,15 @@
 //! Command lines from the platforms' own sources (autumn 2026), with invented hosts and ids.
 
+/// Names and values of environment variables.
+type Env = &'static [(&'static str, &'static str)];
+
 /// One end of an installation.
 pub struct End {
     /// The name that the program is called by.
     pub called: &'static str,
     pub flags: &'static [&'static str],
+    /// Environment variables, beside those of each pod.
+    pub env: Env,
 }
 
 impl End {
@@ -26,13 +31,13 @@ impl End {
 }
 
 const fn server(flags: &'static [&'static str]) -> End {
-    let called = "proxy-server";
-    End { called, flags }
+    let (called, env): (_, Env) = ("proxy-server", &[]);
+    End { called, flags, env }
 }
 
 const fn agent(flags: &'static [&'static str]) -> End {
-    let called = "proxy-agent";
-    End { called, flags }
+    let (called, env): (_, Env) = ("proxy-agent", &[]);
+    End { called, flags, env }
 }
 
 pub struct Platform {
@@ -223,6 +228,7 @@ pub const PLATFORMS: &[Platform] = &[
         proof: "token",
         server: Some(End {
             called: "konnectivity-server",
+            env: &[],
             flags: &[
                 "--uds-name=/run/k0s/konnectivity-server/konnectivity-server.sock",
                 "--cluster-cert=/var/lib/k0s/pki/server.crt",
@@ -324,6 +330,39 @@ pub const PLATFORMS: &[Platform] = &[
             "--v=3",
         ])),
     },
+    // A kube-apiserver that runs only as long as the cluster is being installed.
+    Platform {
+        name: "OpenShift installer, bootstrap machine",
+        proof: "certificate",
+        server: Some(server(&[
+            "--logtostderr=true",
+            "--cluster-cert=/etc/konnectivity/server.crt",
+            "--cluster-key=/etc/konnectivity/server.key",
+            "--cluster-ca-cert=/etc/konnectivity/ca.crt",
+            "--uds-name=/etc/kubernetes/bootstrap-configs/konnectivity-server.socket",
+            "--server-port=0",
+            "--agent-port=8091",
+            "--health-port=2041",
+            "--mode=http-connect",
+            "--proxy-strategies=destHost,defaultRoute",
+            "--keepalive-time=30s",
+            "--frontend-keepalive-time=30s",
+        ])),
+        agent: Some(agent(&[
+            "--logtostderr=true",
+            "--ca-cert=/etc/konnectivity/ca.crt",
+            "--agent-cert=/etc/konnectivity/tls.crt",
+            "--agent-key=/etc/konnectivity/tls.key",
+            "--proxy-server-host=203.0.113.20",
+            "--proxy-server-port=8091",
+            "--health-server-port=2041",
+            "--agent-identifiers=default-route=true",
+            "--keepalive-time=30s",
+            "--probe-interval=5s",
+            "--sync-interval=5s",
+            "--sync-interval-cap=30s",
+        ])),
+    },
     Platform {
         name: "OCM cluster-proxy",
         proof: "certificate",
@@ -347,6 +386,44 @@ pub const PLATFORMS: &[Platform] = &[
             "--admin-server-port=8094",
             "--health-server-port=8888",
         ])),
+    },
+    // The managed clusters of Advanced Cluster Management reach its hub by a Route, and a proxy of an AddOnDeploymentConfig.
+    Platform {
+        name: "ACM, OCM cluster-proxy behind a forward proxy",
+        proof: "certificate",
+        server: Some(server(&[
+            "--server-count=1",
+            "--proxy-strategies=destHost",
+            "--server-ca-cert=/etc/server-ca-pki/ca.crt",
+            "--server-cert=/etc/server-pki/tls.crt",
+            "--server-key=/etc/server-pki/tls.key",
+            "--cluster-ca-cert=/etc/server-ca-pki/ca.crt",
+            "--cluster-cert=/etc/agent-pki/tls.crt",
+            "--cluster-key=/etc/agent-pki/tls.key",
+            "--keepalive-time=30s",
+        ])),
+        agent: Some(End {
+            called: "proxy-agent",
+            flags: &[
+                "--proxy-server-host=cluster-proxy-anp.apps.hub.example",
+                "--proxy-server-port=443",
+                "--agent-identifiers=host=cluster1&host=cluster1.open-cluster-management-agent-addon",
+                "--ca-cert=/etc/ca/ca.crt",
+                "--agent-cert=/etc/tls/tls.crt",
+                "--agent-key=/etc/tls/tls.key",
+                "--admin-server-port=8094",
+                "--health-server-port=8888",
+                "--keepalive-time=30s",
+            ],
+            env: &[
+                (
+                    "HTTPS_PROXY",
+                    "http://agent:s3cret@proxy.managed.example:3128",
+                ),
+                ("NO_PROXY", ".cluster.local,.svc,172.30.0.1"),
+                ("ROOT_CA_CERT", "/etc/ca/ca.crt"),
+            ],
+        }),
     },
     Platform {
         name: "GCE kube-up, HTTP CONNECT",

@@ -234,6 +234,33 @@ fn the_forward_proxy_is_taken_from_the_environment() {
     assert_eq!(plan.agent_id.as_str(), "me");
 }
 
+/// ACM sets the variable, whatever the proxy is.
+#[test]
+fn root_ca_cert_makes_a_proxy_of_the_scheme_https_spoken_to_by_tls() {
+    let files = Files::new();
+    let [ca, root] = ["ca", "root"].map(|name| files.flag("ca-cert", name));
+    let root = root.strip_prefix("--ca-cert=").expect("a flag");
+    for (url, root, trusted) in [
+        ("https://p:1", root, Some(root)),
+        ("https://p:1", "", None),
+        ("http://p:1", root, None),
+    ] {
+        let argv = ["proxy-agent".to_owned(), ca.clone()].map(Into::into);
+        let env = |name: &str| match name {
+            "HTTPS_PROXY" => Some(url.to_owned()),
+            "ROOT_CA_CERT" => Some(root.to_owned()),
+            _ => None,
+        };
+        let Command::Agent(plan) = crate::parse(argv, &env).unwrap().command else {
+            panic!("not an agent")
+        };
+        let proxy = &plan.forward_proxy;
+        let has = proxy.ca_cert.as_deref();
+        assert_eq!(has, trusted.map(std::path::Path::new), "{url} {root}");
+        assert_eq!(proxy.is_clear, trusted.is_none(), "{url} {root}");
+    }
+}
+
 /// Upstream has no such flag. Without it a compat-mode agent could not reach targets that Adit refuses unless they are
 /// named.
 #[test]
