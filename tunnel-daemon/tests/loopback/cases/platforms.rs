@@ -220,7 +220,12 @@ fn inside() {
         }
         if healthy(health) {
             println!("{STARTS}");
-            if has_status(&text("program")) {
+            let mut answers = has_status(&text("program"));
+            // The socket may open after the health port.
+            while !answers && !text("settings").is_empty() && Instant::now() < end {
+                answers = has_status(&text("program"));
+            }
+            if answers {
                 println!("{OPERATED}");
             }
             break;
