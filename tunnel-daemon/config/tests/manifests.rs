@@ -224,7 +224,7 @@ fn assert_init_containers(pod: &Value) {
         let spec = list(at(pod, "/containers")).first().expect("an agent");
         let [of_init, of_agent] = [init, spec].map(|spec| Container { pod, spec }.args());
         let argv = std::iter::once("/adit".to_owned()).chain(of_init);
-        let parsed = parse(argv.map(OsString::from), &|_name| None).unwrap();
+        let parsed = parse(argv.map(OsString::from), &|_name| None).expect("the flags are right");
         let Command::NodeInterface(NodeInterfaceOptions::Add(added)) = parsed.command else {
             panic!("{:?}", parsed.command)
         };

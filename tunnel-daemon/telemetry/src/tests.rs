@@ -288,10 +288,10 @@ async fn tasks_are_counted_when_they_are_scraped() {
     let metrics = AgentMetrics::new();
     let tasks = || parse(&metrics.scrape()).0["adit_tasks"];
     let before = tasks();
-    let task = tokio::spawn(std::future::pending::<()>());
+    let mut pending = tokio::task::JoinSet::new();
+    pending.spawn(std::future::pending::<()>());
     assert_eq!(tasks(), before + 1.0);
-    task.abort();
-    assert!(task.await.is_err());
+    pending.shutdown().await;
     assert_eq!(tasks(), before);
 }
 

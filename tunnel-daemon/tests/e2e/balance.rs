@@ -58,9 +58,8 @@ fn tunnel(mut client: TcpStream) -> io::Result<()> {
         .any(|line| line.starts_with("Proxy-Authorization: Basic "));
     let (Some(target), true) = (target, is_known) else {
         let refusal = b"HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"a\"\r\n\r\n";
-        return client
-            .write_all(refusal)
-            .and(Err(io::ErrorKind::PermissionDenied.into()));
+        client.write_all(refusal)?;
+        return Err(io::ErrorKind::PermissionDenied.into());
     };
     let server = TcpStream::connect(target)?;
     client.write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")?;
