@@ -4,6 +4,7 @@ mod announced;
 pub mod answer;
 mod client;
 mod collect;
+pub mod fleet;
 pub mod links;
 pub mod model;
 pub mod print;

@@ -5,6 +5,7 @@
 mod agent;
 mod clients;
 mod given;
+pub(super) mod kubectl;
 mod proxy;
 mod redirect;
 mod server;
@@ -151,6 +152,22 @@ pub(super) fn parse(
     })
 }
 
+/// Help and version, which clap reports as errors, to be printed.
+///
+/// # Errors
+/// The error is one.
+fn printed(error: &clap::Error) -> Result<Parsed, ConfigError> {
+    match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Ok(Parsed {
+            command: Command::Print(error.to_string()),
+            warnings: Vec::new(),
+        }),
+        _ => Err(ConfigError::refused(&error.to_string())),
+    }
+}
+
 fn read(
     all: &clap::Command,
     given: &Given,
@@ -160,20 +177,7 @@ fn read(
     let argv = std::iter::once("adit").chain(given.args.iter().map(String::as_str));
     let cli = match Cli::try_parse_from(argv) {
         Ok(cli) => cli,
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::DisplayHelp
-                    | ErrorKind::DisplayVersion
-                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-            ) =>
-        {
-            return Ok(Parsed {
-                command: Command::Print(error.to_string()),
-                warnings: Vec::new(),
-            });
-        }
-        Err(error) => return Err(ConfigError::refused(&error.to_string())),
+        Err(error) => return printed(&error),
     };
     let mut warnings = Vec::new();
     let command = match cli.command {

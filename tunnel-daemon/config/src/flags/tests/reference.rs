@@ -3,6 +3,7 @@
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
 
 use crate::flags::Cli;
+use crate::flags::kubectl::PluginCli;
 use crate::generated_page::{cell, is_current};
 
 const INTRODUCTION: &str = "\
@@ -94,6 +95,10 @@ fn page_of_flags_is_current() {
         if !command.is_hide_set() {
             text.push_str(&section(&format!("adit {}", command.get_name()), command));
         }
+    }
+    for command in PluginCli::command().get_subcommands() {
+        let name = format!("kubectl adit {}", command.get_name());
+        text.push_str(&section(&name, command));
     }
     is_current("flags.md", &text);
 }
