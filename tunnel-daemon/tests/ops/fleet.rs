@@ -1,5 +1,6 @@
 //! `adit status --fleet` and `kubectl adit status` beside real servers and agents.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Output, Stdio};
@@ -15,7 +16,7 @@ use crate::support::{adit, text};
 /// A kubectl whose pods have the names of processes: `exec` asks the admin socket of that name.
 const KUBECTL: &str = r#"#!/bin/sh
 folder=$(dirname "$0")
-echo "$*" >> "$folder/calls"
+printf '%s\n' "$*" >> "$folder/calls"
 case "$*" in
 *' get pods '*) cat "$folder/pods" ;;
 *' exec pod/gone '*) echo 'Error from server (Forbidden): pods "gone" is forbidden' >&2; exit 1 ;;
@@ -50,8 +51,8 @@ impl Fleet {
             _servers: servers.into(),
             files,
         };
-        fleet.has_links("s1", 2);
-        fleet.has_links("s2", 1);
+        fleet.has_agents("s1", &["x", "y"]);
+        fleet.has_agents("s2", &["x"]);
         fleet
     }
 
@@ -71,10 +72,14 @@ impl Fleet {
         adit(&["status", "--json", "--admin-socket", &socket]).stdout
     }
 
-    fn has_links(&self, id: &str, count: u64) {
-        until(&format!("{count} links of {id}"), secs(20), || {
+    /// Waits until a server has links of these agents and no others. Agent y has further ones for a moment: it looks for the other
+    /// server at the address of this one.
+    fn has_agents(&self, id: &str, agents: &[&str]) {
+        until(&format!("{agents:?} at {id}"), secs(20), || {
             let status: Value = serde_json::from_slice(&self.answer(id)).ok()?;
-            (status["links_total"] == count).then_some(())
+            let links = status["links"].as_array()?.iter();
+            let peers: BTreeSet<&str> = links.filter_map(|link| link["peer"].as_str()).collect();
+            peers.iter().eq(agents).then_some(())
         });
     }
 
@@ -151,7 +156,7 @@ fn a_missing_link_of_real_processes_is_found_and_its_end_too() {
     assert_eq!(merged["expected_servers"], 2);
 
     fleet.agents.truncate(1);
-    fleet.has_links("s1", 1);
+    fleet.has_agents("s1", &["x"]);
     let merged = shown(&fleet.merge(&["s1", "s2", "x"], &[]), 0);
     assert!(
         merged.starts_with("verdict      every agent reaches every server\n"),

@@ -187,7 +187,10 @@ fn read(
         #[cfg(feature = "demo")]
         Sub::Demo(options) => Command::Demo(options),
         Sub::Status(mut options) => {
-            options.socket.find(env)?;
+            // Files need no socket, whatever the environment says.
+            if options.fleet.is_empty() {
+                options.socket.find(env)?;
+            }
             Command::Status(options)
         }
         Sub::Top(mut options) => {
