@@ -102,7 +102,11 @@ pub fn run(parsed: Parsed) -> ExitCode {
                 ExitCode::from(check::report::MISSING)
             });
         }
+        Command::Status(options) if !options.fleet.is_empty() => {
+            return answered(status::fleet::of_files(&options.fleet, options.json));
+        }
         Command::Status(options) => status::print::run(&options),
+        Command::KubectlStatus(options) => return answered(status::fleet::of_pods(&options)),
         Command::Links(options) => status::links::run(&options),
         Command::Top(options) => top::run(&options),
         Command::Pki(options) => pki::run(&options),
@@ -274,6 +278,14 @@ pub fn refuse(error: &ConfigError, argv: impl IntoIterator<Item = OsString>) -> 
     };
     let _code = fail_as(format, error.message());
     ExitCode::from(error.exit_code())
+}
+
+/// The exit code of a question about a fleet. A failure leaves the answer open.
+fn answered(verdict: anyhow::Result<ExitCode>) -> ExitCode {
+    verdict.unwrap_or_else(|error| {
+        let _missing = fail(&error);
+        ExitCode::from(status::fleet::UNKNOWN)
+    })
 }
 
 fn fail(error: &anyhow::Error) -> ExitCode {

@@ -26,8 +26,8 @@ use crate::kubernetes::{admission, kubernetes_api, publish_lease};
 use crate::listeners::Listening;
 use crate::node;
 use crate::process::{Probes, Process, ProcessPlan};
-use crate::status::ServerSource;
 use crate::status::model::Role;
+use crate::status::{Announced, ServerSource};
 use adit_config::limits;
 use adit_config::plan::ServerPlan;
 use adit_host::wait::wait_until;
@@ -95,6 +95,10 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let mut settings = backend_settings(plan, &process, admission)?;
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
+    let announced = Some(Announced {
+        configured: settings.server.server_count,
+        leases: settings.leases.clone(),
+    });
     let agent_tls = listening.agent_tls(&plan.agents)?;
     let authorizer = tenant.authorizer(plan, &agent_tls, &links, &process)?;
     settings.authorizer = authorizer.clone();
@@ -130,6 +134,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         role: Role::Server,
         router: Arc::clone(&router),
         metrics: adit.clone(),
+        announced,
     };
     let (asked, compat) = (Arc::clone(&router), plan.compat);
     let serving = move || asked.with_registry(|registry| readiness::of_agents(registry, compat));

@@ -26,6 +26,8 @@ pub enum Command {
     Demo(DemoOptions),
     /// Show the state of a running process.
     Status(StatusOptions),
+    /// Ask the servers and agents of a cluster by kubectl, and merge their answers.
+    KubectlStatus(KubectlOptions),
     /// Show the open tunnels of a running process, live.
     Top(TopOptions),
     /// Show links, or drain or end some.
@@ -113,6 +115,41 @@ pub struct StatusOptions {
     #[command(flatten)]
     pub socket: AdminSocketChoice,
     /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Do not ask, but merge answers of --json, one file for each process, into a table of agents by servers; - is standard input
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "given")]
+    pub fleet: Vec<PathBuf>,
+}
+
+const FLEET_HELP: &str = "\
+Exit codes: 0 every agent reaches every server; 1 a link is missing; 2 not known: an answer is missing, or the command failed.";
+
+/// Options of `kubectl adit status`. Those that kubectl has, too, have its names and meanings.
+#[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
+#[command(after_help = FLEET_HELP)]
+pub struct KubectlOptions {
+    /// Namespace of the pods [default: that of kubectl's context]
+    #[arg(long, short, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Labels of the pods
+    #[arg(
+        long,
+        short = 'l',
+        value_name = "LABELS",
+        default_value = "k8s-app in (konnectivity-server,konnectivity-agent)"
+    )]
+    pub selector: String,
+    /// Container of the pods that runs Adit [default: kubectl's choice]
+    #[arg(long, short, value_name = "NAME")]
+    pub container: Option<String>,
+    /// Context of the kubeconfig [default: the current one]
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// The kubeconfig [default: kubectl's]
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<String>,
+    /// Print the merged answers as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -29,8 +29,8 @@ mod version;
 #[cfg(feature = "demo")]
 pub use command::DemoOptions;
 pub use command::{
-    CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, ManOptions, NetnsHelperOptions,
-    Parsed, StatusOptions, TopOptions, TopSort,
+    CheckGiven, CheckOptions, Command, KubectlOptions, LinksAction, LinksOptions, ManOptions,
+    NetnsHelperOptions, Parsed, StatusOptions, TopOptions, TopSort,
 };
 pub use error::ConfigError;
 pub use flags::for_users;

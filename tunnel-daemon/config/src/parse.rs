@@ -1,10 +1,11 @@
 //! Decides which command line to parse: Adit's own, or one of upstream's programs.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use crate::command::{Command, Parsed};
 use crate::error::ConfigError;
+use crate::flags::kubectl::PLUGIN;
 use crate::legacy::hypershift::{self, Sidecar};
 use crate::plan::Program;
 use crate::{flags, legacy};
@@ -29,7 +30,7 @@ pub fn parse(
 /// and have no effect.
 ///
 /// Upstream's flags apply when called as `proxy-server` or `proxy-agent`, as `konnectivity-server` or `konnectivity-agent`
-/// (k0s), or as `adit server --compat` / `adit agent --compat`.
+/// (k0s), or as `adit server --compat` / `adit agent --compat`. As `kubectl-adit` it is kubectl's plugin.
 ///
 /// # Errors
 /// One line that names the input and the remedy, with the exit code.
@@ -43,6 +44,9 @@ pub fn parse_naming(
     let mut args = argv
         .map(text)
         .collect::<Result<Vec<String>, ConfigError>>()?;
+    if Path::new(&program).file_name() == Some(OsStr::new(PLUGIN)) {
+        return flags::kubectl::parse(&args);
+    }
     if let Some(parsed) = sidecar(Path::new(&program), &args, env) {
         return parsed;
     }

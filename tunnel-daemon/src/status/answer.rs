@@ -16,10 +16,9 @@ use adit_telemetry::labels::Label as _;
 use adit_telemetry::tunnels::TunnelView;
 use adit_telemetry::{LiveTunnel, TENANT, TunnelSide};
 
-/// Most links in a status answer.
-pub const LINKS_MAX: usize = 1000;
-/// Most links in an answer about links: about 3 MB.
-pub const LINKS_LISTED_MAX: usize = 10_000;
+/// Most links in one answer: about 3 MB. More than the nodes of a cluster, so that the answers of servers alone show which links
+/// are missing.
+pub const LINKS_MAX: usize = 10_000;
 /// Tunnels in one answer, unless the query gives a limit.
 pub const TUNNELS: usize = 100;
 /// Most tunnels in one answer: about 3 MB.

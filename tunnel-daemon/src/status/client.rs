@@ -17,7 +17,7 @@ use super::text::clean;
 /// Time limit of each read and write: the process answers in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Largest answer that is read: three times the size of [`TUNNELS_MAX`] tunnels.
-const ANSWER_BYTES_MAX: u64 = 32 << 20;
+pub(super) const ANSWER_BYTES_MAX: u64 = 32 << 20;
 
 /// Characters shown of an unexpected answer, which may come from any process.
 const SHOWN_MAX: usize = 200;

@@ -9,7 +9,8 @@ use adit_core::session::ProcessBudget;
 use adit_relay::{Choice, RelayHandle};
 use futures_util::future::{BoxFuture, join_all, ready};
 
-use super::answer::{LINKS_LISTED_MAX, LINKS_MAX, LinkChange, LinkQuery, Source};
+use super::announced::Announced;
+use super::answer::{LINKS_MAX, LinkChange, LinkQuery, Source};
 use super::model::{
     API, AccountStatus, AgentStatus, Capability, Descriptors, DialStatus, LaneStatus, LinkLanes,
     LinkStatus, Links, LogStatus, Memory, Readiness, RelayStatus, Role, SearchStatus, Status,
@@ -64,6 +65,8 @@ pub(crate) struct ServerSource {
     pub(crate) role: Role,
     pub(crate) router: Arc<Router>,
     pub(crate) metrics: AditMetrics,
+    /// `None` of a proxy.
+    pub(crate) announced: Option<Announced>,
 }
 
 /// State of an agent.
@@ -156,6 +159,7 @@ impl Common {
             links,
             links_total: all.links,
             search: None,
+            server_count: None,
             relay: self.relay(),
             capabilities: self.host.clone(),
             privileges: held_by_any_thread().ok().map(names),
@@ -256,6 +260,7 @@ impl Source for ServerSource {
         let links = self.rows(&links, &tally);
         let mut status = self.common.status(self.role, &tally, links, all);
         status.pending_dials = Some(self.router.pending_dials() as u64);
+        status.server_count = self.announced.as_ref().map(Announced::count);
         let strategies = self.router.with_registry(Registry::availability);
         status.strategies = strategies
             .into_iter()
@@ -300,7 +305,7 @@ impl ServerSource {
         links.retain(|link| of.is_about(Some(link.id.0), link.info.agent.as_str()));
         links.sort_by_key(|link| link.id.0);
         let total = links.len() as u64;
-        links.truncate(LINKS_LISTED_MAX);
+        links.truncate(LINKS_MAX);
         let rows = self.rows(&links, &Tally::of(&self.common.tunnels, false));
         (self.common.links(self.role, rows, total), links)
     }
@@ -368,7 +373,7 @@ impl Source for AgentSource {
         let mut rows = self.rows(&Tally::of(&self.common.tunnels, true));
         rows.retain(|link| of.is_about(None, &link.peer));
         let total = rows.len() as u64;
-        rows.truncate(LINKS_LISTED_MAX);
+        rows.truncate(LINKS_MAX);
         self.common.links(Role::Agent, rows, total)
     }
 

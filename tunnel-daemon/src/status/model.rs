@@ -38,6 +38,9 @@ pub struct Status {
     pub links_total: u64,
     /// The search for servers; only on an agent.
     pub search: Option<SearchStatus>,
+    /// How many servers agents are to connect to; only of a server.
+    #[serde(default)]
+    pub server_count: Option<ServerCount>,
     /// Lanes of all links.
     pub lanes: LaneStatus,
     /// What moves the bytes of raw lanes.
@@ -109,6 +112,15 @@ pub struct SearchStatus {
     pub state: String,
     /// Where the known number comes from, and why the search is slow; `None`: there is nothing to explain.
     pub reason: Option<String>,
+}
+
+/// How many servers agents are to connect to, as a server knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ServerCount {
+    /// The number that agents are told.
+    pub announced: u64,
+    /// Servers with a lease; `None`: the server sees no leases.
+    pub leases: Option<u64>,
 }
 
 /// `POST /v1/log`: the state of the log after the change.
@@ -300,7 +312,7 @@ pub struct Links {
     pub role: Role,
     /// The process's id, as told to peers.
     pub id: String,
-    /// The requested links in order of arrival; at most [`super::answer::LINKS_LISTED_MAX`].
+    /// The requested links in order of arrival; at most [`super::answer::LINKS_MAX`].
     pub links: Vec<LinkStatus>,
     /// Number of all requested links.
     pub links_total: u64,

@@ -94,13 +94,7 @@ pub fn table(status: &Status, colours: bool) -> String {
     if !certificates.is_empty() {
         out.push('\n');
     }
-    for line in certificates {
-        let (on, off) = match colours && line.is_alarming {
-            true => ("\x1b[1;31m", "\x1b[0m"),
-            false => ("", ""),
-        };
-        out += &format!("{on}{}{off}\n", line.text);
-    }
+    out += &tables::painted(&certificates, colours);
     out
 }
 

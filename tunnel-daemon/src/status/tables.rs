@@ -67,16 +67,26 @@ pub(crate) fn table<const N: usize>(columns: [Column; N], rows: Vec<[String; N]>
     lines.iter().map(line).collect()
 }
 
+/// Whether a certificate has expired or soon will.
+pub(crate) fn ends_soon(one: &CertificateStatus) -> bool {
+    one.days_left.is_none_or(|days| days < RENEW_DAYS)
+}
+
+/// How long a certificate is valid.
+pub(crate) fn days_left(one: &CertificateStatus) -> String {
+    match one.days_left {
+        None => "EXPIRED".to_owned(),
+        Some(days) if days < RENEW_DAYS => format!("{days} days, renew it"),
+        Some(days) => format!("{days} days"),
+    }
+}
+
 /// Certificates in use, the head first; empty without certificates. `is_short`: for a terminal of 80 columns.
 pub(crate) fn certificates(all: &[CertificateStatus], is_short: bool) -> Vec<TableLine> {
     const KIND: usize = 11;
     const LEFT: usize = 20;
     let rows = all.iter().map(|one| {
-        let left = match one.days_left {
-            None => "EXPIRED".to_owned(),
-            Some(days) if days < RENEW_DAYS => format!("{days} days, renew it"),
-            Some(days) => format!("{days} days"),
-        };
+        let left = days_left(one);
         [one.file.clone(), one.kind.clone(), left]
     });
     let columns = [
@@ -84,8 +94,7 @@ pub(crate) fn certificates(all: &[CertificateStatus], is_short: bool) -> Vec<Tab
         Column::text("KIND", Some(KIND)),
         Column::text("VALID FOR", Some(LEFT)),
     ];
-    let alarming = |one: &CertificateStatus| one.days_left.is_none_or(|days| days < RENEW_DAYS);
-    table_lines(columns, rows.collect(), all.iter().map(alarming))
+    table_lines(columns, rows.collect(), all.iter().map(ends_soon))
 }
 
 /// Agents whose dials fail or are slow, the head first; empty without such agents. `is_short`: for a terminal of 80 columns.
@@ -109,7 +118,7 @@ pub(crate) fn agents(all: &[AgentStatus], is_short: bool) -> Vec<TableLine> {
 }
 
 /// The head, and the rows with their alarms; empty without rows.
-fn table_lines<const N: usize>(
+pub(crate) fn table_lines<const N: usize>(
     columns: [Column; N],
     rows: Vec<[String; N]>,
     alarms: impl Iterator<Item = bool>,
@@ -121,6 +130,15 @@ fn table_lines<const N: usize>(
     iter::zip(table(columns, rows), alarms)
         .map(|(text, is_alarming)| TableLine { text, is_alarming })
         .collect()
+}
+
+/// The lines as text. `colours`: alarming lines are red.
+pub(crate) fn painted(lines: &[TableLine], colours: bool) -> String {
+    let line = |line: &TableLine| match colours && line.is_alarming {
+        true => format!("\x1b[1;31m{}\x1b[0m\n", line.text),
+        false => format!("{}\n", line.text),
+    };
+    lines.iter().map(line).collect()
 }
 
 /// What an agent has proved, in short; `-` is nothing.

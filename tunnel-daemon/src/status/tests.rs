@@ -67,6 +67,7 @@ pub(crate) fn status() -> Status {
             state: "slow".to_owned(),
             reason: Some("\x1b[2Ja announces 64".repeat(99)),
         }),
+        server_count: None,
         lanes: LaneStatus {
             idle: 99_999,
             busy: 99_999,

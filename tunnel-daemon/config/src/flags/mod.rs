@@ -6,6 +6,7 @@ mod agent;
 mod clients;
 pub(crate) mod compat;
 mod given;
+pub(super) mod kubectl;
 mod proxy;
 mod redirect;
 mod server;
@@ -160,6 +161,22 @@ fn cited(given: &Given, error: ConfigError) -> ConfigError {
     }
 }
 
+/// Help and version, which clap reports as errors, to be printed.
+///
+/// # Errors
+/// The error is one.
+fn printed(error: &clap::Error) -> Result<Parsed, ConfigError> {
+    match error.kind() {
+        ErrorKind::DisplayHelp
+        | ErrorKind::DisplayVersion
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Ok(Parsed {
+            command: Command::Print(error.to_string()),
+            warnings: Vec::new(),
+        }),
+        _ => Err(ConfigError::refused(&error.to_string())),
+    }
+}
+
 fn read(
     all: &clap::Command,
     given: &Given,
@@ -169,20 +186,7 @@ fn read(
     let argv = std::iter::once("adit").chain(given.args.iter().map(String::as_str));
     let cli = match Cli::try_parse_from(argv) {
         Ok(cli) => cli,
-        Err(error)
-            if matches!(
-                error.kind(),
-                ErrorKind::DisplayHelp
-                    | ErrorKind::DisplayVersion
-                    | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
-            ) =>
-        {
-            return Ok(Parsed {
-                command: Command::Print(error.to_string()),
-                warnings: Vec::new(),
-            });
-        }
-        Err(error) => return Err(ConfigError::refused(&error.to_string())),
+        Err(error) => return printed(&error),
     };
     let mut warnings = Vec::new();
     let command = match cli.command {
@@ -192,7 +196,10 @@ fn read(
         #[cfg(feature = "demo")]
         Sub::Demo(options) => Command::Demo(options),
         Sub::Status(mut options) => {
-            options.socket.find(env)?;
+            // Files need no socket, whatever the environment says.
+            if options.fleet.is_empty() {
+                options.socket.find(env)?;
+            }
             Command::Status(options)
         }
         Sub::Top(mut options) => {

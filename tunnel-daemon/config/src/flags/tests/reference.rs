@@ -2,6 +2,7 @@
 
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
 
+use crate::flags::kubectl::PluginCli;
 use crate::flags::{Cli, compat};
 use crate::generated_page::{cell, is_current};
 
@@ -119,6 +120,10 @@ fn page_of_flags_is_current() {
         if !command.is_hide_set() {
             text.push_str(&section(&format!("adit {}", command.get_name()), command));
         }
+    }
+    for command in PluginCli::command().get_subcommands() {
+        let name = format!("kubectl adit {}", command.get_name());
+        text.push_str(&section(&name, command));
     }
     text.push_str(&settings_of_compat_mode());
     is_current("flags.md", &text);
