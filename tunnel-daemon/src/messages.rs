@@ -102,6 +102,10 @@ fn tls_causes() -> Vec<TlsCause> {
             expected: "server.example".to_owned(),
             offered: vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
         },
+        C::Stranger { .. } => C::Stranger {
+            expected: "server.example".to_owned(),
+            offered: vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
+        },
         C::WrongUsage => C::WrongUsage,
         C::OfCa => C::OfCa,
         C::Algorithm => C::Algorithm,

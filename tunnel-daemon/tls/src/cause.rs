@@ -6,7 +6,9 @@ use std::{fmt, io, time::Duration};
 
 use adit_core::proxy_header::HeaderError;
 use adit_core::text::Excerpt;
-use rustls::{AlertDescription, CertificateError, Error};
+use rustls::{AlertDescription, CertificateError, Error, OtherError};
+
+use crate::verifier::Stranger;
 
 /// Names of a certificate in a message.
 const NAMES_SHOWN_MAX: usize = 8;
@@ -48,6 +50,18 @@ pub enum TlsCause {
         Names(.offered)
     )]
     WrongName {
+        /// The dialled name.
+        expected: String,
+        /// Names and addresses in the certificate.
+        offered: Vec<String>,
+    },
+    /// Neither for the name that was dialled, nor by a CA of the bundle.
+    #[error(
+        "the peer's certificate is not for {expected}, but for {}, and is signed by no CA that is trusted here: \
+         does the address, or a router on the path, lead to another server?",
+        Names(.offered)
+    )]
+    Stranger {
         /// The dialled name.
         expected: String,
         /// Names and addresses in the certificate.
@@ -229,11 +243,22 @@ impl TlsCause {
             E::BadSignature => Self::BadSignature,
             E::UnsupportedSignatureAlgorithmContext { .. }
             | E::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => Self::Algorithm,
-            E::Other(other) => match other.0.downcast_ref() {
-                Some(webpki::Error::CaUsedAsEndEntity) => Self::OfCa,
-                Some(webpki::Error::InvalidSignatureForPublicKey) => Self::BadSignature,
-                _ => Self::Unusable,
-            },
+            E::Other(other) => Self::of_other(other),
+            _ => Self::Unusable,
+        }
+    }
+
+    /// Of what the library has no variant for.
+    fn of_other(error: &OtherError) -> Self {
+        if let Some(stranger) = error.0.downcast_ref::<Stranger>() {
+            return Self::Stranger {
+                expected: stranger.expected.clone(),
+                offered: stranger.presented.clone(),
+            };
+        }
+        match error.0.downcast_ref() {
+            Some(webpki::Error::CaUsedAsEndEntity) => Self::OfCa,
+            Some(webpki::Error::InvalidSignatureForPublicKey) => Self::BadSignature,
             _ => Self::Unusable,
         }
     }
@@ -321,8 +346,6 @@ impl fmt::Display for Alert {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-
-    use rustls::OtherError;
 
     use super::*;
 

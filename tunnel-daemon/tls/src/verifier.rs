@@ -162,22 +162,55 @@ fn more_telling(refusal: Error, besides: webpki::Error) -> Error {
     }
 }
 
-/// A refusal for the name, with the names of the certificate as they are written: the library puts its own notation.
+/// A refusal for the name, with the names of the certificate as they are written: the library puts its own notation. A refusal for
+/// the CA names them, too, if the certificate is for another name: the connection may have led to another installation, whose CA
+/// nobody should trust here.
 fn with_names(error: Error, own: &CertificateDer<'_>, name: &ServerName<'_>) -> Error {
-    use CertificateError::{NotValidForName, NotValidForNameContext};
-    let Error::InvalidCertificate(NotValidForName | NotValidForNameContext { .. }) = error else {
-        return error;
-    };
+    use CertificateError as Certificate;
+    match error {
+        Error::InvalidCertificate(
+            Certificate::NotValidForName | Certificate::NotValidForNameContext { .. },
+        ) => Certificate::NotValidForNameContext {
+            expected: name.to_owned(),
+            presented: hosts(own),
+        }
+        .into(),
+        Error::InvalidCertificate(Certificate::UnknownIssuer | Certificate::BadSignature)
+            if is_for_others(own, name) =>
+        {
+            let stranger = Stranger {
+                expected: name.to_str().into_owned(),
+                presented: hosts(own),
+            };
+            Certificate::Other(OtherError(Arc::new(stranger))).into()
+        }
+        other => other,
+    }
+}
+
+/// Whether the certificate can be read, and is not for this name.
+fn is_for_others(own: &CertificateDer<'_>, name: &ServerName<'_>) -> bool {
+    ParsedCertificate::try_from(own).is_ok_and(|own| verify_server_name(&own, name).is_err())
+}
+
+/// Host names and addresses of a certificate.
+fn hosts(own: &CertificateDer<'_>) -> Vec<String> {
     let names = Principal::from_der(own).map_or_else(Vec::new, |holder| holder.names);
     let host = |name: &String| {
         let host = name.strip_prefix("dns:");
         host.or_else(|| name.strip_prefix("ip:")).map(str::to_owned)
     };
-    NotValidForNameContext {
-        expected: name.to_owned(),
-        presented: names.iter().filter_map(host).collect(),
-    }
-    .into()
+    names.iter().filter_map(host).collect()
+}
+
+/// A certificate of a CA that is not trusted, for another name than the dialled one.
+#[derive(Debug, thiserror::Error)]
+#[error("no CA that is trusted here has signed a certificate for {expected}")]
+pub(super) struct Stranger {
+    /// The dialled name.
+    pub(super) expected: String,
+    /// Names and addresses in the certificate.
+    pub(super) presented: Vec<String>,
 }
 
 impl ExtendedKeyUsageValidator for AnyUsage {

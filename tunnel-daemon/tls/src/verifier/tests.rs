@@ -10,6 +10,7 @@ use rcgen::{
 };
 
 use super::*;
+use crate::cause::TlsCause;
 use crate::cipher::provider;
 use adit_config::tls_policy::TlsPolicy;
 
@@ -165,6 +166,29 @@ fn any_usage_bypasses_no_other_check() {
     let below = issued(&signing, &[Usage::Any]);
     let found = accepted(root.der(), &[below.der(), signing.der()]);
     assert_eq!(found, (false, false));
+}
+
+/// A router that leads to another installation, whose CA has another name or the same. With the right name only the CA is at fault.
+#[test]
+fn a_certificate_by_a_strange_ca_for_another_name_names_both() {
+    let ours = root();
+    let theirs = Issuer::self_signed(ca_params("theirs", &[]), key()).unwrap();
+    for (theirs, of_ca) in [
+        (&theirs, TlsCause::UnknownIssuer),
+        (&root(), TlsCause::BadSignature),
+    ] {
+        let leaf = issued(theirs, &[Usage::ServerAuth]);
+        let cause = |name| {
+            let [server, _client] = judged(ours.der(), &[leaf.der()], name);
+            TlsCause::of(&server.unwrap_err())
+        };
+        let stranger = TlsCause::Stranger {
+            expected: "a.example".to_owned(),
+            offered: vec!["server.example".to_owned()],
+        };
+        assert_eq!(cause("a.example"), stranger);
+        assert_eq!(cause("server.example"), of_ca);
+    }
 }
 
 /// Certificates as made by `openssl req -x509 -addext basicConstraints=CA:FALSE`, placed in the CA file of the peer.
