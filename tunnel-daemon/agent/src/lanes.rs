@@ -160,7 +160,7 @@ impl LaneKeeper {
             wanted.set(self.growth().wanted());
             // Tunnels on older lanes prove nothing about a server that has refused all lanes since.
             if self.0.proved.swap(false, Relaxed) && backoff.has_gained() {
-                backoff.note(true);
+                self.succeeded(&mut backoff);
             }
             for _lane in 0..self.0.stillborn.swap(0, Relaxed) {
                 backoff.note(false);
@@ -201,7 +201,7 @@ impl LaneKeeper {
                     // Lanes that have waited this long without being lost count as successes.
                     let waited = self.0.idle.load(Relaxed) > 0 && opening.is_empty();
                     if waited && (paused.is_none() || backoff.has_gained()) {
-                        backoff.note(true);
+                        self.succeeded(&mut backoff);
                     }
                 }
             }
@@ -235,9 +235,25 @@ impl LaneKeeper {
             }
             Err(error) => {
                 backoff.note(false);
-                tracing::debug!(server = %self.0.server, %error, "no lane");
+                if backoff.is_news() {
+                    tracing::warn!(
+                        server = %self.0.server, %error,
+                        "no lane can be opened, so tunnels use the link: does a router or balancer on the path refuse the ALPN \
+                         name adit-lane/1?"
+                    );
+                } else {
+                    tracing::debug!(server = %self.0.server, %error, "no lane");
+                }
             }
         }
+    }
+
+    /// The server takes lanes.
+    fn succeeded(&self, backoff: &mut Backoff) {
+        if backoff.is_told() {
+            tracing::info!(server = %self.0.server, "lanes can be opened again");
+        }
+        backoff.note(true);
     }
 
     /// Number of lanes by state.

@@ -26,6 +26,10 @@ pub(super) struct Backoff {
     until: Option<Instant>,
     /// A lane was bound since the last failed attempt.
     gained: bool,
+    /// The first of the failures in a row.
+    since: Option<Instant>,
+    /// The log has a line about these failures.
+    told: bool,
 }
 
 impl Backoff {
@@ -35,6 +39,7 @@ impl Backoff {
             return;
         }
         self.gained = false;
+        self.since.get_or_insert_with(Instant::now);
         self.misses += 1;
         if self.misses >= MISSES_MAX {
             self.begin();
@@ -53,6 +58,18 @@ impl Backoff {
             self.misrouted = 0;
             self.begin();
         }
+    }
+
+    /// Whether a failure should be in the log: once in a row of failures. A server that goes away refuses lanes a moment before its
+    /// link ends, which is no news.
+    pub(super) fn is_news(&mut self) -> bool {
+        let lasts = self.since.is_some_and(|since| since.elapsed() >= PAUSE_MIN);
+        lasts && !std::mem::replace(&mut self.told, true)
+    }
+
+    /// Whether the log has a line about the last failures.
+    pub(super) fn is_told(&self) -> bool {
+        self.told
     }
 
     fn begin(&mut self) {
@@ -156,6 +173,25 @@ mod tests {
             // Strays do not limit the number of concurrent attempts.
             assert_eq!(backoff.at_once(4), 4);
             tokio::time::advance(PAUSE_MAX * 2).await;
+        }
+    }
+
+    /// A server that goes away refuses lanes before its link ends: only failures that last are news, and only once in a row.
+    #[tokio::test(start_paused = true)]
+    async fn failures_in_a_row_are_news_once_they_last() {
+        let mut backoff = Backoff::default();
+        for _row in 0..2 {
+            for _failure in 0..MISSES_MAX {
+                backoff.note(false);
+                assert!(!backoff.is_news());
+            }
+            tokio::time::advance(PAUSE_MIN).await;
+            backoff.note(false);
+            assert!(backoff.is_news() && backoff.is_told());
+            backoff.note(false);
+            assert!(!backoff.is_news());
+            backoff.note(true);
+            assert!(!backoff.is_told());
         }
     }
 }
