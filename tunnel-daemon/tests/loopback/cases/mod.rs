@@ -76,6 +76,8 @@ mod proxy_protocol;
 mod quiet_tunnels;
 mod relay_engine;
 mod revocation;
+mod routers;
+mod routers_connect;
 mod service_manager;
 mod sidecars;
 mod signals;

@@ -12,6 +12,7 @@ pub(crate) mod memory_cgroup;
 pub(crate) mod node;
 pub(crate) mod patterned;
 pub(crate) mod raw;
+pub(crate) mod routers;
 pub(crate) mod seeded;
 pub(crate) mod server_lane;
 pub(crate) mod socks5;
