@@ -106,8 +106,13 @@ async fn by_name(kind: Kind, test: &str) {
         router.stop();
         let (rest, _reset_or_not) = connect::end(&mut cut).await;
         assert_eq!(rest, b"");
-        let links = || behind.iter().map(|one| one.server.links()).sum::<usize>();
-        until("no link without the router", || links() == 0).await;
+        until("no link and no lane without the router", || {
+            let mut left = behind
+                .iter()
+                .map(|one| (one.server.links(), one.value(IDLE)));
+            left.all(|left| left == (0, 0.0))
+        })
+        .await;
     }
     within("its end", second.stop(Some(Duration::ZERO))).await;
 }
@@ -251,7 +256,9 @@ async fn names_both(a: &World, name: &str, server: SocketAddr, cause: &str) {
     agent.logs(cause).await;
     let checked = run(&["check", "--connect"]).output().expect("it runs");
     let said = [checked.stdout, checked.stderr].concat();
+    // A table, which breaks lines.
     let said = String::from_utf8_lossy(&said);
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(said.contains(cause), "{said}");
     assert!(!checked.status.success());
 }

@@ -2,14 +2,17 @@
 //! to the other, with the configurations of docs/guides/routers.md.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tempfile::TempDir;
-use tokio::io::AsyncReadExt as _;
+use tokio::io::AsyncWriteExt as _;
 
 use super::routers::ApiServer;
-use crate::support::lanes::{HITS, value, warm};
+use crate::support::lanes::{HITS, IDLE, value, warm};
 use crate::support::process::Process;
 use crate::support::routers::{Kind, block, envoy, placed};
+use crate::support::wait::{until, until_still};
 use crate::support::world::World;
 use crate::support::{connect, ports, targets};
 
@@ -78,8 +81,10 @@ async fn an_agent_and_a_nodes_client_pass_http2_connect() {
         if restarts > 0 {
             pair.stop_control();
             world.links(0).await;
+            world.server_metric(IDLE, 0.0).await;
             pair.run_control();
         }
+        world.links(1).await;
         warm(&world).await;
         let before = value(&world, HITS);
         world.assert_serves(&target).await;
@@ -98,17 +103,27 @@ async fn stalled_readers_delay_no_others_in_http2_connect() {
         return;
     }
     let (target, _echo) = targets::local_echo().await;
-    let (source, _source) = targets::source(1 << 30).await;
+    let sent = Arc::new(AtomicU64::new(0));
+    let sending = Arc::clone(&sent);
+    let (source, _source) = targets::serve(move |mut stream| {
+        let sent = Arc::clone(&sending);
+        async move {
+            loop {
+                sent.fetch_add(stream.write(&[7; 16 * 1024]).await? as u64, Relaxed);
+            }
+        }
+    })
+    .await;
     let world = World::start(&[]).await;
     let api_server = ApiServer::start(&world).await;
     let pair = Pair::start(world.server().agents, api_server.address);
     let _agent = world.agent_of(pair.servers.port(), "agent-1", &[]).await;
     warm(&world).await;
     let source = format!("127.0.0.1:{source}");
-    let mut stalled = connect::open_many(&world.connect(), &source, STALLED).await;
-    for stream in &mut stalled {
-        stream.read_u8().await.expect("the tunnel lives");
-    }
+    let _stalled = connect::open_many(&world.connect(), &source, STALLED).await;
+    // The first bytes have come, and no more are taken.
+    until("bytes", || sent.load(Relaxed) > 0).await;
+    until_still("all readers stall", || sent.load(Relaxed)).await;
     for _dial in 0..20 {
         world.assert_serves(&target).await;
     }
