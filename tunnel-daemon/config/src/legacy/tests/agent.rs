@@ -238,7 +238,7 @@ fn the_forward_proxy_is_taken_from_the_environment() {
 #[test]
 fn root_ca_cert_makes_a_proxy_of_the_scheme_https_spoken_to_by_tls() {
     let files = Files::new();
-    let [ca, root] = ["ca", "root"].map(|name| files.flag("ca-cert", name));
+    let [ca, root] = ["ca", "cert"].map(|name| files.flag("ca-cert", name));
     let root = root.strip_prefix("--ca-cert=").expect("a flag");
     for (url, root, trusted) in [
         ("https://p:1", root, Some(root)),
