@@ -266,7 +266,8 @@ Exit codes: 0 all is ok; 1 something is degraded; 2 something is missing or brok
 Examples:
   adit check
   adit check server --frontend grpc=unix:/run/adit/kas.sock --cluster-cert tls.crt ...
-  adit check --connect agent --proxy-server-host server.example --ca-cert ca.crt ...";
+  adit check --connect agent --proxy-server-host server.example --ca-cert ca.crt ...
+  adit check --egress-config /etc/kubernetes/egress.yaml";
 
 /// Options of `adit check`.
 #[derive(clap::Args, Clone, PartialEq, Debug)]
@@ -278,6 +279,10 @@ pub struct CheckOptions {
     /// Connect to the servers of an agent's or proxy's flags, as it would
     #[arg(long)]
     pub connect: bool,
+    /// kube-apiserver's --egress-selector-config-file: what kube-apiserver would do with it. Connects as the file says;
+    /// with a server's flags compares with these, and connects with --connect
+    #[arg(long, value_name = "FILE")]
+    pub egress_config: Option<PathBuf>,
     /// server, agent or proxy, and its flags, to be checked on this host
     #[arg(
         value_name = "COMMAND",

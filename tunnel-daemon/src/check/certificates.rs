@@ -20,6 +20,7 @@ use adit_tls::tls::{Alpn, TlsError};
 /// A certificate is reported as about to expire with less time left than this.
 const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
 const DAY_SECONDS: u64 = 24 * 3600;
+const RENEW: &str = "renew it; it is read again while the process runs";
 /// Names of a certificate that a line shows.
 const NAMES_SHOWN: usize = 6;
 
@@ -115,6 +116,23 @@ fn towards_servers(
         lines.extend(key_access(SERVERS, &own.key));
     }
     lines
+}
+
+/// Lines about the files of kube-apiserver's egress configuration, and what its connections use unless a file is broken.
+pub(super) fn of_kube_apiserver(
+    files: &AgentTls,
+    now: SystemTime,
+) -> (Vec<Capability>, Option<Arc<ReloadableClientTls>>) {
+    const RESTART: &str = "renew it, and restart kube-apiserver, which reads it at its start only";
+    let loaded = client_tls(files, TlsPolicy::default(), Alpn::none());
+    let usable = loaded.as_ref().ok().map(Arc::clone);
+    let mut lines = towards_servers(files, loaded, Peers::Go, now);
+    for line in &mut lines {
+        if line.remedy.as_deref() == Some(RENEW) {
+            line.remedy = Some(RESTART.to_owned());
+        }
+    }
+    (lines, usable)
 }
 
 /// Lines about all files that a server reads.
@@ -219,7 +237,6 @@ fn validity(name: &str, path: &Path, purpose: Purpose, now: SystemTime) -> Vec<C
 }
 
 fn judge(path: &Path, certificate: &Inspected, purpose: Purpose, now: SystemTime) -> Capability {
-    const RENEW: &str = "renew it; it is read again while the process runs";
     let what = format!("{}: {:?}", path.display(), certificate.subject);
     let out_of_date = |text: String, remedy: &str| match purpose {
         Purpose::Anchor => degraded(text, remedy),

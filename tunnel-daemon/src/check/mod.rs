@@ -3,6 +3,7 @@
 //! Probes gather facts; verdicts depend on facts alone, so tests need no particular host.
 
 mod certificates;
+mod egress;
 mod host;
 pub(crate) mod kernel_paths;
 mod kubernetes;
@@ -86,9 +87,10 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    if options.connect && !matches!(options.given, CheckGiven::Agent(..) | CheckGiven::Proxy(..)) {
+    lines.extend(egress(options, now)?);
+    if options.connect && options.egress_config.is_none() && !has_servers(&options.given) {
         let line = degraded(
-            "--connect has no effect without the flags of an agent or proxy",
+            "--connect has no effect without the flags of an agent or proxy, or --egress-config",
             "add agent or proxy and its flags behind it",
         );
         lines.push(line.named("server"));
@@ -100,6 +102,24 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
         show(&report.text())?;
     }
     Ok(report.exit_code())
+}
+
+/// Lines about kube-apiserver's egress configuration. Behind it, a server's flags say what it is to fit: that server need
+/// not run yet, so it is called only with `--connect`.
+fn egress(options: &CheckOptions, now: SystemTime) -> anyhow::Result<Vec<Capability>> {
+    let Some(path) = &options.egress_config else {
+        return Ok(Vec::new());
+    };
+    let (server, connect) = match &options.given {
+        CheckGiven::Server(plan, _) => (Some(&**plan), options.connect),
+        CheckGiven::Refused(_) => (None, options.connect),
+        CheckGiven::Nothing | CheckGiven::Agent(..) | CheckGiven::Proxy(..) => (None, true),
+    };
+    egress::of_file(path, server, connect, now)
+}
+
+fn has_servers(given: &CheckGiven) -> bool {
+    matches!(given, CheckGiven::Agent(..) | CheckGiven::Proxy(..))
 }
 
 /// Needed host features and whether the host allows them, as `adit status` shows them.

@@ -69,7 +69,7 @@ fn lines_of(json: &Value, name: &str) -> Vec<(String, String)> {
 
 /// Asserts that a line of this name has this verdict, and contains `part`.
 #[track_caller]
-fn says(json: &Value, name: &str, verdict: &str, part: &str) {
+pub(crate) fn says(json: &Value, name: &str, verdict: &str, part: &str) {
     let lines = lines_of(json, name);
     let is_it = |(found, text): &(String, String)| found == verdict && text.contains(part);
     assert!(lines.iter().any(is_it), "{name}: {json}");

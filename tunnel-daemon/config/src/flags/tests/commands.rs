@@ -158,6 +158,11 @@ fn check_parses_the_command_line_after_it_and_keeps_its_error() {
     };
     let nothing = given(&["check", "--json"]);
     assert!(nothing.json && nothing.given == CheckGiven::Nothing);
+    assert_eq!(nothing.egress_config, None);
+    // Not read here: a missing file is a result.
+    let egress = given(&words("check --egress-config /nonexistent/egress.yaml"));
+    let path = Path::new("/nonexistent/egress.yaml");
+    assert_eq!(egress.egress_config.as_deref(), Some(path));
     let agent = given(&words(
         "check --connect agent --ca-cert=/nonexistent/ca.crt --proxy-server-host=h",
     ));
