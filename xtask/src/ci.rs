@@ -252,6 +252,8 @@ fn fips(workspace: &Workspace) -> anyhow::Result<Outcome> {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum as _;
+
     use super::*;
 
     #[test]
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_is_in_the_gate_or_in_one_half_of_the_night() {
+    fn each_step_is_in_the_gate_or_in_one_part_of_the_night() {
         let of = |args: Args| -> Vec<&str> {
             let asked = STEPS.iter().filter(|Step(_, tier, _)| args.asks_for(*tier));
             asked.map(|Step(name, ..)| *name).collect()
@@ -302,8 +304,11 @@ mod tests {
             skip: Vec::new(),
         };
         let (gate, night) = (of(args(false, false, None)), of(args(false, true, None)));
-        let halves = [Part::A, Part::B].map(|part| of(args(false, true, Some(part))));
-        assert_eq!(halves.concat(), night);
+        let parts = Part::value_variants().iter();
+        let parts: Vec<_> = parts
+            .map(|part| of(args(false, true, Some(*part))))
+            .collect();
+        assert_eq!(parts.concat(), night);
         assert_eq!(gate.len() + night.len() + 1, STEPS.len());
         assert!(gate.iter().all(|name| !night.contains(name)));
         let quick = of(args(true, false, None));

@@ -424,7 +424,7 @@ mod tests {
         let lines: Vec<&str> = lines
             .filter_map(|line| line.strip_prefix("perf "))
             .collect();
-        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert_eq!(lines.len(), 4, "{lines:?}");
         for line in lines {
             assert!(scenario(line).is_ok(), "{line}");
         }

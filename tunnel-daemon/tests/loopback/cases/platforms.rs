@@ -207,6 +207,8 @@ fn inside() {
         .env("KUBERNETES_SERVICE_HOST", "10.96.0.1")
         .env("KUBERNETES_SERVICE_PORT", "443")
         .envs(env.map(<(&str, &str)>::from))
+        // The tests' own, which would win over a file.
+        .env_remove("ADIT_ADMIN_SOCKET")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
