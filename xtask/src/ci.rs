@@ -100,6 +100,16 @@ const ACCOUNTING: &str =
 const STEPS: &[Step] = &[
     Step("fmt", Quick, Shell(FMT)),
     Step("tidy", Quick, Xtask("tidy")),
+    Step(
+        "names --check",
+        Quick,
+        Shell("bash xtask/scripts/names.sh --check"),
+    ),
+    Step(
+        "workflows --pins",
+        Quick,
+        Shell("bash xtask/scripts/workflows.sh --pins"),
+    ),
     Step("ebpf --check", Quick, Xtask("ebpf --check")),
     Step(
         "clippy",
@@ -290,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_is_in_the_gate_or_in_one_half_of_the_night() {
+    fn each_step_is_in_the_gate_or_in_one_part_of_the_night() {
         let of = |args: Args| -> Vec<&str> {
             let asked = STEPS.iter().filter(|Step(_, tier, _)| args.asks_for(*tier));
             asked.map(|Step(name, ..)| *name).collect()
@@ -302,8 +312,13 @@ mod tests {
             skip: Vec::new(),
         };
         let (gate, night) = (of(args(false, false, None)), of(args(false, true, None)));
-        let halves = [Part::A, Part::B].map(|part| of(args(false, true, Some(part))));
-        assert_eq!(halves.concat(), night);
+        let parts = [Part::A, Part::B, Part::C].map(|part| of(args(false, true, Some(part))));
+        assert_eq!(parts.concat(), night);
+        let workflow = Workspace::here()
+            .unwrap()
+            .text(".github/workflows/gate.yml")
+            .unwrap();
+        assert!(workflow.unwrap().contains("part: [a, b, c]\n"));
         assert_eq!(gate.len() + night.len() + 1, STEPS.len());
         assert!(gate.iter().all(|name| !night.contains(name)));
         let quick = of(args(true, false, None));
