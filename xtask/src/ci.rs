@@ -100,6 +100,16 @@ const ACCOUNTING: &str =
 const STEPS: &[Step] = &[
     Step("fmt", Quick, Shell(FMT)),
     Step("tidy", Quick, Xtask("tidy")),
+    Step(
+        "names --check",
+        Quick,
+        Shell("bash xtask/scripts/names.sh --check"),
+    ),
+    Step(
+        "workflows --pins",
+        Quick,
+        Shell("bash xtask/scripts/workflows.sh --pins"),
+    ),
     Step("ebpf --check", Quick, Xtask("ebpf --check")),
     Step(
         "clippy",
@@ -252,8 +262,6 @@ fn fips(workspace: &Workspace) -> anyhow::Result<Outcome> {
 
 #[cfg(test)]
 mod tests {
-    use clap::ValueEnum as _;
-
     use super::*;
 
     #[test]
@@ -304,11 +312,13 @@ mod tests {
             skip: Vec::new(),
         };
         let (gate, night) = (of(args(false, false, None)), of(args(false, true, None)));
-        let parts = Part::value_variants().iter();
-        let parts: Vec<_> = parts
-            .map(|part| of(args(false, true, Some(*part))))
-            .collect();
+        let parts = [Part::A, Part::B, Part::C].map(|part| of(args(false, true, Some(part))));
         assert_eq!(parts.concat(), night);
+        let workflow = Workspace::here()
+            .unwrap()
+            .text(".github/workflows/gate.yml")
+            .unwrap();
+        assert!(workflow.unwrap().contains("part: [a, b, c]\n"));
         assert_eq!(gate.len() + night.len() + 1, STEPS.len());
         assert!(gate.iter().all(|name| !night.contains(name)));
         let quick = of(args(true, false, None));

@@ -9,7 +9,6 @@ mod docs;
 mod e2e;
 mod ebpf;
 mod monitoring;
-mod names;
 mod perf;
 mod release;
 mod script;
@@ -114,6 +113,7 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<Outcome> {
         Command::Setup(args) => return script::run(workspace, "setup", &args),
         Command::Loom => return script("loom"),
         Command::Miri => return script("miri"),
+        Command::Names => return script("names"),
         Command::Pages => return script("pages"),
         Command::Static => return script("static"),
         Command::Workflows => return script("workflows"),
@@ -121,7 +121,6 @@ fn run(workspace: &Workspace, cli: Cli) -> anyhow::Result<Outcome> {
         Command::Ci(args) => ci::run(workspace, &args),
         Command::Tidy => tidy::run(workspace),
         Command::Docs => docs::run(workspace),
-        Command::Names => names::run(workspace),
         Command::Perf(args) => perf::run(workspace, &args),
         Command::Dist(args) => dist::run(workspace, &args),
         Command::Release(args) => release::run(workspace, &args),

@@ -74,6 +74,25 @@ fn outcome_within(command: &mut Command, limit: Duration) -> anyhow::Result<Outc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::sample;
+
+    /// Runs a line of shell in another repository, which is not that of a git hook. The error is what the line says.
+    fn said(workspace: &Workspace, line: &str) -> Result<(), String> {
+        let line = format!("unset $(git rev-parse --local-env-vars); set -e; {line}");
+        let output = workspace.command("bash").args(["-c", &line]).output();
+        let output = output.unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        output.status.success().then_some(()).ok_or(text)
+    }
+
+    /// A repository of these files and the scripts.
+    fn repository(files: &[(&str, &str)]) -> (tempfile::TempDir, Workspace) {
+        let (folder, workspace) = sample(files);
+        let scripts = Workspace::here().unwrap().path("xtask/scripts");
+        let copy = format!("mkdir xtask; cp -r '{}' xtask", scripts.display());
+        said(&workspace, &format!("{copy}; git init --quiet; git add .")).unwrap();
+        (folder, workspace)
+    }
 
     #[test]
     fn a_script_is_done_is_skipped_with_its_reason_or_fails() {
@@ -84,5 +103,87 @@ mod tests {
             matches!(skipped, Ok(Outcome::Skipped(why)) if why == "no-such-program is not installed")
         );
         assert!(line(&workspace, "false; true").is_err());
+    }
+
+    #[test]
+    fn names_writes_what_its_check_finds() {
+        let manifest = |at: &str| {
+            format!(
+                "version = \"0.2.0\"\nhomepage = \"https://{at}/a\"\nrepository = \"https://{at}/a.git\"\nregistry = \"{at}\"\n"
+            )
+        };
+        let chart = "version: 0.2.0\nappVersion: \"0.2.0\"\nhome: https://old.test/a\nsources: [https://old.test/a.git]\n\
+            icon: https://old.test/a/docs/icon.svg\n      image: old.test/adit:0.2.0\n";
+        let page = "`old.test/adit:0.2.0` of <https://old.test/a.git>\n";
+        let (_folder, workspace) = repository(&[
+            ("Cargo.toml", &manifest("old.test")),
+            ("deploy/chart/Chart.yaml", chart),
+            (
+                "deploy/chart/values.yaml",
+                "image:\n  repository: old.test/adit\n",
+            ),
+            ("docs/icon.svg", "<svg/>"),
+            ("docs/a.md", page),
+        ]);
+        let check = || said(&workspace, "bash xtask/scripts/names.sh --check");
+        assert_eq!(check(), Ok(()));
+        // An old address contains another, and one of the new ones an old.
+        let fork = manifest("of.old.test/fork");
+        std::fs::write(workspace.path("Cargo.toml"), &fork).unwrap();
+        let stale = check().unwrap_err();
+        for place in [
+            "Chart.yaml:3",
+            "Chart.yaml:6",
+            "values.yaml:2",
+            "docs/a.md:1",
+        ] {
+            assert!(stale.contains(&format!("{place}:")), "{place}: {stale}");
+        }
+        said(&workspace, "bash xtask/scripts/names.sh").unwrap();
+        assert_eq!(check(), Ok(()));
+        let text = |file| workspace.text(file).unwrap().unwrap();
+        assert_eq!(text("Cargo.toml"), fork);
+        assert_eq!(
+            text("docs/a.md"),
+            page.replace("old.test", "of.old.test/fork")
+        );
+        // What has never been in the chart is found, and left to people.
+        let other = "docker://other.test/adit-shell:0.2.0\n";
+        std::fs::write(workspace.path("docs/b.md"), other).unwrap();
+        assert!(check().unwrap_err().contains("docs/b.md:1:"));
+    }
+
+    #[test]
+    fn a_workflow_that_can_write_or_change_is_found() {
+        let right = "permissions:\n  contents: read\njobs:\n  a:\n    runs-on: b\n    timeout-minutes: 90\n    steps:\n\
+            \x20     - uses: actions/checkout@0123456789abcdef0123456789abcdef01234567 # v1.0.0\n\
+            \x20       with:\n          persist-credentials: false\n";
+        let file = ".github/workflows/a.yml";
+        let (_folder, workspace) = repository(&[(file, right)]);
+        let pins = || said(&workspace, "bash xtask/scripts/workflows.sh --pins");
+        assert_eq!(pins(), Ok(()));
+        for (has, instead, remedy) in [
+            (
+                "0123456789abcdef0123456789abcdef01234567 #",
+                "v1 #",
+                "COMMIT",
+            ),
+            (
+                "    steps:",
+                "    permissions: {contents: write}\n    steps:",
+                "only read",
+            ),
+            ("contents: read", "{}", "contents: read"),
+            (
+                "persist-credentials: false",
+                "fetch-depth: 2",
+                "persist-credentials",
+            ),
+            ("timeout-minutes", "name", "timeout-minutes"),
+        ] {
+            std::fs::write(workspace.path(file), right.replace(has, instead)).unwrap();
+            let found = pins().unwrap_err();
+            assert!(found.contains(remedy), "{instead}: {found}");
+        }
     }
 }

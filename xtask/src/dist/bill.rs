@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::system::Library;
 use super::tree::{Crate, Crates, Id, ROOT};
-use super::{Arch, Release};
+use super::{Arch, HOMEPAGE, REPOSITORY, Release};
 use crate::workspace::sha256;
 
 /// The version of the format.
@@ -68,8 +68,8 @@ pub(super) fn of(
                 "licenses": [{"expression": "Apache-2.0"}],
                 "hashes": [{"alg": "SHA-256", "content": sha256(program)?}],
                 "externalReferences": [
-                    {"type": "website", "url": release.names.homepage},
-                    {"type": "vcs", "url": release.names.repository},
+                    {"type": "website", "url": HOMEPAGE},
+                    {"type": "vcs", "url": REPOSITORY},
                 ],
             },
             "properties": [

@@ -21,7 +21,6 @@ use anyhow::{Context as _, bail, ensure};
 use clap::ValueEnum as _;
 use serde::Deserialize;
 
-use crate::names::Names;
 use crate::script;
 use crate::steps::{Outcome, Steps, lacking, run_command, seconds, stdout_of};
 use crate::workspace::{Workspace, fresh};
@@ -36,6 +35,9 @@ const BUILD: Duration = Duration::from_secs(60 * 60);
 /// What these artefacts are called behind version and processor.
 const IMAGES: &str = "-images.tar";
 const DEB: &str = ".deb";
+/// Addresses of the workspace, which this package has too.
+const HOMEPAGE: &str = env!("CARGO_PKG_HOMEPAGE");
+const REPOSITORY: &str = env!("CARGO_PKG_REPOSITORY");
 /// Neither root nor a user of a node: who runs in an image.
 const USER: u32 = 65532;
 
@@ -138,14 +140,13 @@ pub(crate) struct Release {
     /// Time of the commit, in seconds since 1970 and by RFC 3339: no artefact has another time.
     epoch: String,
     time: String,
-    names: Names,
 }
 
 impl Release {
     /// Of the commit that is checked out.
     ///
     /// # Errors
-    /// There is no git repository, or Cargo.toml lacks an address.
+    /// There is no git repository.
     pub(crate) fn of(workspace: &Workspace) -> anyhow::Result<Self> {
         let mut git = workspace.command("git");
         git.args(["log", "-1", "--abbrev=12", "--format=%H %h %cs %ct %cd"]);
@@ -164,7 +165,6 @@ impl Release {
             day: day.to_owned(),
             epoch: epoch.to_owned(),
             time: time.to_owned(),
-            names: Names::of(workspace)?,
         })
     }
 
@@ -344,8 +344,8 @@ impl<'a> Site<'a> {
             .env("DAY", &release.day)
             .env("EPOCH", &release.epoch)
             .env("TIME", &release.time)
-            .env("HOMEPAGE", &release.names.homepage)
-            .env("REPOSITORY", &release.names.repository);
+            .env("HOMEPAGE", HOMEPAGE)
+            .env("REPOSITORY", REPOSITORY);
         command
     }
 }

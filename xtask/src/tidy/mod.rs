@@ -7,12 +7,10 @@ mod ebpf;
 mod logs;
 mod monitoring;
 mod sources;
-mod workflows;
 
 use anyhow::bail;
 
 use crate::docs::{packages, promises};
-use crate::names;
 use crate::workspace::Workspace;
 
 /// Most findings printed; more are usually one mistake repeated.
@@ -45,8 +43,6 @@ fn findings(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     all.extend(monitoring::check(workspace)?);
     all.extend(promises::check(workspace)?);
     all.extend(packages::check(workspace)?);
-    all.extend(names::check(workspace)?);
-    all.extend(workflows::check(workspace)?);
     Ok(all)
 }
 
