@@ -89,10 +89,9 @@ fn files_that_kube_apiserver_uses_give_their_routes() {
             ],
         ),
         (
-            format!(
-                r#"{{"apiVersion":"apiserver.k8s.io/v1beta1","kind":"EgressSelectorConfiguration","egressSelections":[
-                {{"name":"cluster","connection":{{"proxyProtocol":"GRPC","transport":{{"uds":{{"udsName":"/run/s"}}}}}}}}]}}"#
-            ),
+            r#"{"apiVersion":"apiserver.k8s.io/v1beta1","kind":"EgressSelectorConfiguration","egressSelections":[
+                {"name":"cluster","connection":{"proxyProtocol":"GRPC","transport":{"uds":{"udsName":"/run/s"}}}}]}"#
+                .to_owned(),
             vec![("cluster", unix(Protocol::Grpc))],
         ),
     ] {
