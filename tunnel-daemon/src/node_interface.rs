@@ -55,7 +55,14 @@ pub fn add(kind: &str, address: IpAddr) -> anyhow::Result<String> {
             // The error above is the reason. What stays has the mark, so a later call can remove it.
             let _removed = kernel.remove_link(link.index);
         }
-        return Err(told(error)).with_context(|| format!("cannot give {address} to {name}"));
+        let lacks_ipv6 =
+            address.is_ipv6() && Errno::from_io_error(&error) == Some(Errno::OPNOTSUPP);
+        let told = if lacks_ipv6 {
+            anyhow::Error::new(error).context("this kernel has no IPv6")
+        } else {
+            told(error)
+        };
+        return Err(told).with_context(|| format!("cannot give {address} to {name}"));
     }
     Ok(if owners.is_empty() {
         format!("{address} is an address of this host now, on the interface {name}")
@@ -108,7 +115,7 @@ fn own(kernel: &mut Rtnetlink, name: &str, address: IpAddr) -> anyhow::Result<Op
 
 fn make(kernel: &mut Rtnetlink, kind: &str, name: &str, address: IpAddr) -> anyhow::Result<Link> {
     match kernel.add_link(kind, name, &alias(address)) {
-        // Another process was faster; whether it was one of ours is looked at below.
+        // Another process was faster. The name is made of the address, so it was one of ours.
         Err(error) if Errno::from_io_error(&error) == Some(Errno::EXIST) => (),
         made => made
             .map_err(told)

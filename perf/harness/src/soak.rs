@@ -35,7 +35,8 @@ const RESOURCES: [(&str, f64, f64); 4] = [
     ("process_resident_memory_bytes", 0.05, 4.0 * 1048576.0),
     ("process_open_fds", 0.05, 16.0),
     ("adit_tasks", 0.05, 16.0),
-    (SERIES, 0.0, 0.0),
+    // A label may occur for the first time late, such as a rare reason of a failure.
+    (SERIES, 0.0, 8.0),
 ];
 /// The number of series, which no series tells.
 const SERIES: &str = "series";

@@ -146,7 +146,7 @@ impl ServerConnector {
             && let Some(proxy) = self.proxies.of(host, *port)
         {
             let proxy = proxy.map_err(|why| ConnectorError::Proxy {
-                proxy: "of HTTPS_PROXY".to_owned(),
+                proxy: "of HTTPS_PROXY or --https-proxy".to_owned(),
                 target: address.to_string(),
                 answer: format!("it {why}"),
             })?;

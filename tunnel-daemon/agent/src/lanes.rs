@@ -18,6 +18,7 @@ use adit_core::wire::metadata::LaneGrant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 mod backoff;
@@ -35,6 +36,8 @@ use adit_tunnel::{DrainError, LaneOwner, LaneWatch, drain, moment};
 
 /// How often the number of idle lanes is checked without other events.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// How long a server that lacked a lane for a connection of the node is not preferred for its zone.
+const LACKED_FOR: Duration = Duration::from_secs(5);
 
 /// The lanes of one link. Clones share the same lanes.
 #[derive(Clone)]
@@ -44,6 +47,8 @@ struct Shared {
     server: ServerId,
     /// The server is in the zone of this agent.
     is_near: bool,
+    /// When a connection of the node last waited for a lane in vain.
+    lacked: Mutex<Option<Instant>>,
     bind: BindTo,
     context: LinkContext,
     lanes_max: usize,
@@ -96,6 +101,7 @@ impl LaneKeeper {
         Self(Arc::new(Shared {
             server,
             is_near,
+            lacked: Mutex::default(),
             bind: BindTo {
                 link: grant.link,
                 secret: LinkSecret::new(grant.secret.clone()),
@@ -123,10 +129,18 @@ impl LaneKeeper {
         &self.0.server
     }
 
-    /// Whether the server is in the zone of this agent.
+    /// Whether the server is in the zone of this agent, and has not lacked lanes lately: connections do not wait there one after the
+    /// other.
     #[must_use]
     pub fn is_near(&self) -> bool {
-        self.0.is_near
+        let lacked = *self.0.lacked.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.is_near && lacked.is_none_or(|since| since.elapsed() >= LACKED_FOR)
+    }
+
+    /// A connection of the node has waited for a lane in vain.
+    pub fn lacks(&self) {
+        let mut lacked = self.0.lacked.lock().unwrap_or_else(PoisonError::into_inner);
+        *lacked = Some(Instant::now());
     }
 
     /// The link id and secret with which a lane is bound.

@@ -265,6 +265,12 @@ fn manifest_command_lines_are_valid_and_match_their_pods() {
             pods(document, &mut found);
         }
         assert!(!found.is_empty(), "no pod");
+        if file.ends_with("agent-node-interface.yaml") {
+            let inits = found
+                .iter()
+                .map(|pod| list(at(pod, "/initContainers")).len());
+            assert_eq!(inits.collect::<Vec<_>>(), [1]);
+        }
         for pod in found {
             assert_init_containers(pod);
             let specs = list(at(pod, "/containers")).iter();

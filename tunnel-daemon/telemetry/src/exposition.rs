@@ -13,6 +13,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
 use prometheus::{Gauge, Registry};
+use tokio::runtime::Handle;
 
 /// Content type of [`Scrape::text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -103,7 +104,10 @@ pub(super) fn register_process(registry: &Registry) {
         "adit_tasks",
         "Tasks of the async runtime; grows and shrinks with links, lanes, tunnels and dials",
     );
-    let tasks = Tasks(tasks.expect("a valid name"));
+    let tasks = Tasks {
+        gauge: tasks.expect("a valid name"),
+        runtime: Handle::try_current().ok(),
+    };
     let families: [Box<dyn Collector>; 2] = [Box::new(process), Box::new(tasks)];
     for family in families {
         registry
@@ -112,19 +116,22 @@ pub(super) fn register_process(registry: &Registry) {
     }
 }
 
-/// Counts tasks when it is scraped, which happens in a task.
-struct Tasks(Gauge);
+/// Counts tasks when it is scraped. Its runtime is the one in which the metrics were made: scrapes have a runtime of their own.
+struct Tasks {
+    gauge: Gauge,
+    runtime: Option<Handle>,
+}
 
 impl Collector for Tasks {
     fn desc(&self) -> Vec<&Desc> {
-        self.0.desc()
+        self.gauge.desc()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let tasks = tokio::runtime::Handle::try_current()
-            .map_or(0, |runtime| runtime.metrics().num_alive_tasks());
-        self.0.set(tasks as f64);
-        self.0.collect()
+        let runtime = self.runtime.as_ref();
+        let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
+        self.gauge.set(tasks as f64);
+        self.gauge.collect()
     }
 }
 

@@ -236,7 +236,7 @@ impl NodeProxy {
     async fn borrow(
         &self,
         left: Duration,
-        mut near_first: bool,
+        near_first: bool,
     ) -> Result<(LaneKeeper, Borrowed), NodeRefusal> {
         let mut why = NodeRefusal::NoServer;
         let lent = tokio::time::timeout(left, async {
@@ -273,7 +273,7 @@ impl NodeProxy {
                         // The link has just ended; the change follows soon.
                         changed.next().await;
                     }
-                    () = tokio::time::sleep(LENT_WITHIN), if keepers.len() > 1 => near_first = false,
+                    () = tokio::time::sleep(LENT_WITHIN), if keepers.len() > 1 => keeper.lacks(),
                     // Another server may have a lane now, or this server has gone.
                     _ = changed.next() => (),
                 }

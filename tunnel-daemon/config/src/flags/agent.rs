@@ -8,7 +8,7 @@ use adit_core::ids::AgentId;
 use ipnet::IpNet;
 
 use super::redirect::NamespaceFlags;
-use super::values::{AdminFlags, OperationFlags, PortSetting, bind_if_on, network, port_setting};
+use super::values::{AdminFlags, OperationFlags, PortSetting, bind_if_on, clients, port_setting};
 use crate::address::ServerAddress;
 use crate::error::ConfigError;
 use crate::limits;
@@ -183,7 +183,7 @@ pub(super) struct NodeFlags {
     bind_address: String,
     /// Network, such as that of this node's pods, whose connections the listeners of --target take besides those of this host;
     /// others get no answer; repeatable, at most 16 [default: all]
-    #[arg(long, value_name = "CIDR", requires = "target_listeners", value_parser = network)]
+    #[arg(long, value_name = "CIDR", requires = "target_listeners", value_parser = clients)]
     pub(super) target_from: Vec<IpNet>,
     /// Send connections of a cgroup's processes to this address of a Service to DEST_HOST:DEST_PORT in the control plane, which
     /// the server dials and has to allow; IPv6 in brackets; needs eBPF; repeatable, at most 64
@@ -230,7 +230,7 @@ impl AgentFlags {
             },
             token_path: servers.token_path,
             forward_proxy: ForwardProxy::from_env(env)
-                .overridden(servers.https_proxy, servers.proxy_ca_cert),
+                .overridden(servers.https_proxy, servers.proxy_ca_cert)?,
             sync_interval: servers.sync_interval,
             sync_interval_cap: servers.sync_interval_cap,
             sync_forever: servers.sync_forever,

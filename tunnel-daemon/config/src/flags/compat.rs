@@ -29,6 +29,15 @@ const ON_BOTH: [&str; 4] = [
     "relay-engine",
 ];
 
+/// Where the files are. Unit tests do not see those of the host.
+const FOLDER: &str = if cfg!(test) {
+    "/nonexistent"
+} else {
+    "/etc/adit"
+};
+/// Where a setting is from whose flag an error does not name.
+const FROM_NO_LINE: &str = "settings from ADIT_ variables or the file";
+
 /// Settings of a server that compat mode's command line does not have.
 #[derive(Parser, Debug)]
 #[command(name = "server")]
@@ -106,7 +115,7 @@ impl AgentExtras {
     pub(crate) fn put(self, settings: &mut AgentSettings) -> Result<(), ConfigError> {
         settings.admin_socket = admin_socket(self.admin_socket);
         let proxy = settings.forward_proxy.clone();
-        settings.forward_proxy = proxy.overridden(self.https_proxy, self.proxy_ca_cert);
+        settings.forward_proxy = proxy.overridden(self.https_proxy, self.proxy_ca_cert)?;
         settings.target_proxy = target_proxy(self.target_proxy.as_deref())?;
         settings.target_listeners = self.node.target_listeners()?;
         settings.target_from = self.node.target_from.clone();
@@ -146,45 +155,54 @@ impl<T> Extras<T> {
     }
 }
 
-/// Reads the settings of a server; `args` are its arguments.
+/// A command line of upstream's.
+pub(crate) struct Line<'a> {
+    /// As typed, without the program's name.
+    pub(crate) args: &'a [String],
+    /// Names of the flags that it may have.
+    pub(crate) flags: Vec<&'static str>,
+    pub(crate) env: &'a dyn Fn(&str) -> Option<String>,
+    /// Names of all variables of the process.
+    pub(crate) variables: &'a [String],
+}
+
+impl Line<'_> {
+    /// Help works whatever variables and file say.
+    fn asks_help(&self) -> bool {
+        let mut before = self.args.iter().take_while(|arg| *arg != "--");
+        before.any(|arg| ["-h", "-help", "--help"].contains(&arg.as_str()))
+    }
+}
+
+/// Reads the settings of a server.
 pub(crate) fn server(
-    args: &[String],
-    env: &dyn Fn(&str) -> Option<String>,
-    variables: &[String],
+    line: &Line<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<Extras<ServerExtras>, ConfigError> {
-    read(
-        &ServerExtras::ON_COMMAND_LINE,
-        args,
-        env,
-        variables,
-        warnings,
-    )
+    read(&ServerExtras::ON_COMMAND_LINE, line, warnings)
 }
 
-/// Reads the settings of an agent; `args` are its arguments.
+/// Reads the settings of an agent.
 pub(crate) fn agent(
-    args: &[String],
-    env: &dyn Fn(&str) -> Option<String>,
-    variables: &[String],
+    line: &Line<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<Extras<AgentExtras>, ConfigError> {
-    read(
-        &AgentExtras::ON_COMMAND_LINE,
-        args,
-        env,
-        variables,
-        warnings,
-    )
+    read(&AgentExtras::ON_COMMAND_LINE, line, warnings)
 }
 
-/// The settings that compat mode takes, as native flags; one command for each program.
+/// The settings that compat mode takes, as native flags, and those that its command line lacks; for each program.
 #[cfg(test)]
-pub(crate) fn commands() -> [clap::Command; 2] {
+pub(crate) fn commands() -> [(clap::Command, clap::Command); 2] {
     let cli = Cli::command();
     [
-        known::<ServerExtras>(&cli, &ServerExtras::ON_COMMAND_LINE),
-        known::<AgentExtras>(&cli, &AgentExtras::ON_COMMAND_LINE),
+        (
+            known::<ServerExtras>(&cli, &ServerExtras::ON_COMMAND_LINE),
+            ServerExtras::command(),
+        ),
+        (
+            known::<AgentExtras>(&cli, &AgentExtras::ON_COMMAND_LINE),
+            AgentExtras::command(),
+        ),
     ]
 }
 
@@ -206,20 +224,26 @@ fn is_shared(name: &str, on_command_line: &[&str]) -> bool {
 
 fn read<T: Parser>(
     on_command_line: &[&str],
-    args: &[String],
-    env: &dyn Fn(&str) -> Option<String>,
-    variables: &[String],
+    line: &Line<'_>,
     warnings: &mut Vec<String>,
 ) -> Result<Extras<T>, ConfigError> {
+    let Line {
+        args,
+        flags,
+        env,
+        variables,
+    } = line;
     let cli = Cli::command();
     let known = known::<T>(&cli, on_command_line);
     let native = cli.find_subcommand(known.get_name()).unwrap_or(&known);
     let mut given = Given::of_line(known.get_name(), args);
-    given.add_environment(&known, env)?;
-    if let Some(path) = file(known.get_name(), env) {
-        given.add_compat_file(&known, native, &path, warnings)?;
+    if !line.asks_help() {
+        given.add_environment(&known, env)?;
+        if let Some(path) = file(known.get_name(), env) {
+            given.add_compat_file(&known, native, flags, &path, warnings)?;
+        }
+        warn_compat(&known, native, flags, variables, env, warnings)?;
     }
-    warn_compat(&known, native, variables, env, warnings);
     let (typed, added) = given.parts(args.len());
     let is_shared = |arg: &&String| {
         let name = arg.strip_prefix("--").and_then(|arg| arg.split('=').next());
@@ -228,8 +252,11 @@ fn read<T: Parser>(
     let (shared, extra): (Vec<&String>, Vec<&String>) = added.iter().partition(is_shared);
     let args = shared.into_iter().chain(typed).cloned().collect();
     let extra = std::iter::once("adit").chain(extra.into_iter().map(String::as_str));
-    let settings = T::try_parse_from(extra)
-        .map_err(|error| cited(&given, ConfigError::refused(&error.to_string())))?;
+    let settings = T::try_parse_from(extra).map_err(|error| {
+        let error = ConfigError::refused(&error.to_string());
+        let origin = given.origin(error.message()).unwrap_or(FROM_NO_LINE);
+        error.of(origin)
+    })?;
     Ok(Extras {
         settings,
         args,
@@ -241,7 +268,7 @@ fn read<T: Parser>(
 fn file(program: &str, env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     let named = env("ADIT_CONFIG").filter(|path| !path.is_empty());
     named.or_else(|| {
-        let path = format!("/etc/adit/{program}.toml");
+        let path = format!("{FOLDER}/{program}.toml");
         (!files::is_missing(path.as_ref())).then_some(path)
     })
 }

@@ -37,8 +37,10 @@ const URLS: &[&str] = &["https-proxy", "target-proxy"];
 const PROTOCOLS: &[&str] = &["TCP", "UDP", "SCTP"];
 /// The variable of the file in compat mode, whose command line does not name one.
 const FILE: &str = "ADIT_CONFIG";
-/// Why a flag has no effect in compat mode.
+/// Why a flag of upstream has no effect in compat mode.
 const COMPAT: &str = "has no effect: compat mode takes this flag from the command line alone";
+/// What is said of a flag that compat mode lacks.
+const LACKING: &str = "has no effect in compat mode";
 /// The variable of log filters, which is no flag.
 const FILTER: &str = "ADIT_LOG";
 /// Unknown variables that are named; others are counted.
@@ -134,13 +136,21 @@ impl Given {
         &mut self,
         command: &Command,
         native: &Command,
+        upstream: &[&str],
         path: &str,
         warnings: &mut Vec<String>,
     ) -> Result<(), ConfigError> {
         let without_effect = self.add_known(command, native, path)?;
-        if !without_effect.is_empty() {
-            let keys = without_effect.join(", ");
-            warnings.push(format!("--config {path}: {keys}: {COMPAT}"));
+        let (upstreams, others): (Vec<String>, Vec<String>) = without_effect
+            .into_iter()
+            .partition(|key| upstream.contains(&key.as_str()));
+        if let Some(key) = others.iter().find(|key| is_restriction(native, key)) {
+            return Err(lacks_restriction(&format!("--config {path}: {key}")));
+        }
+        for (keys, why) in [(upstreams, COMPAT), (others, LACKING)] {
+            if !keys.is_empty() {
+                warnings.push(format!("--config {path}: {}: {why}", keys.join(", ")));
+            }
         }
         Ok(())
     }
@@ -183,6 +193,19 @@ impl Given {
         }
         Ok(without_effect)
     }
+}
+
+/// Whether the flag, by any of its names, restricts something.
+fn is_restriction(command: &Command, name: &str) -> bool {
+    let long = find(command, name).and_then(Arg::get_long);
+    long.is_some_and(|long| RESTRICTIONS.contains(&long))
+}
+
+/// A restriction is never taken without effect.
+fn lacks_restriction(what: &str) -> ConfigError {
+    ConfigError::new(format!(
+        "{what}: compat mode has no such restriction: leave it out, or start adit with its own flags"
+    ))
 }
 
 /// The flag with this name.
@@ -295,26 +318,43 @@ pub(super) fn warn_unknown(
     warn_about(names, env, is_unknown, why, warnings);
 }
 
-/// Warnings about `ADIT_` variables that have no effect in compat mode; `known` has the settings that have one.
+/// Warnings about `ADIT_` variables that have no effect in compat mode; `known` has the settings that have one, and `upstream` the
+/// flags of its command line.
+///
+/// # Errors
+/// The variable of a restriction that compat mode lacks.
 pub(super) fn warn_compat(
     known: &Command,
     native: &Command,
+    upstream: &[&str],
     variables: &[String],
     env: &dyn Fn(&str) -> Option<String>,
     warnings: &mut Vec<String>,
-) {
+) -> Result<(), ConfigError> {
     let flags: Vec<&str> = known.get_arguments().flat_map(names).collect();
-    let is_native = |name: &str| {
+    let native_flag = |name: &str| {
         let mut args = native.get_arguments().flat_map(names);
-        args.any(|flag| variable(flag) == name)
+        args.find(|flag| variable(flag) == name)
     };
-    let why = |name: &str| match near(name, &flags) {
-        Some(near) if !is_native(name) => format!("{COMPAT}; did you mean {near}?"),
-        _ => COMPAT.to_owned(),
+    let is_unknown = |name: &str| name != FILE && flags.iter().all(|flag| variable(flag) != name);
+    let is_lacking = |name: &&String| {
+        let flag = native_flag(name).filter(|flag| !upstream.contains(flag));
+        is_unknown(name) && flag.is_some_and(|flag| is_restriction(native, flag))
     };
-    let is_unknown = |name: &str| flags.iter().all(|flag| variable(flag) != name);
-    let is_unknown = |name: &str| name != FILE && is_unknown(name);
+    if let Some(name) = variables.iter().find(is_lacking) {
+        return Err(lacks_restriction(name));
+    }
+    let command = known.get_name();
+    let why = |name: &str| match (native_flag(name), near(name, &flags)) {
+        (Some(flag), _) if upstream.contains(&flag) => COMPAT.to_owned(),
+        (Some(_), _) => LACKING.to_owned(),
+        (None, Some(near)) => {
+            format!("has no effect: adit {command} has no such flag; did you mean {near}?")
+        }
+        (None, None) => format!("has no effect: adit {command} has no such flag"),
+    };
     warn_about(variables, env, is_unknown, why, warnings);
+    Ok(())
 }
 
 /// The variable whose name is nearest.

@@ -167,7 +167,7 @@ impl ProxyFlags {
                 alpn: Vec::new(),
             },
             forward_proxy: ForwardProxy::from_env(env)
-                .overridden(servers.https_proxy, servers.proxy_ca_cert),
+                .overridden(servers.https_proxy, servers.proxy_ca_cert)?,
             names: self.names.plan(),
             direct: DirectPlan::default(),
             customer: CustomerProxies::default(),

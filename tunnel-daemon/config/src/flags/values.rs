@@ -197,6 +197,15 @@ pub(super) fn network(text: &str) -> Result<IpNet, String> {
     })
 }
 
+/// A network of clients. All addresses are refused: the flag would promise what it does not keep.
+pub(super) fn clients(text: &str) -> Result<IpNet, String> {
+    let network = network(text)?;
+    if network.prefix_len() == 0 {
+        return Err("would serve everyone: leave the flag out for that".to_owned());
+    }
+    Ok(network)
+}
+
 /// A network of balancers. All addresses are refused: every agent could claim any address.
 pub(super) fn balancers(text: &str) -> Result<IpNet, String> {
     let network = network(text)?;

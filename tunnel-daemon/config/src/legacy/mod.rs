@@ -25,7 +25,7 @@ use self::retired::Retired;
 use self::server::ServerOptions;
 use crate::command::{Command, Parsed};
 use crate::error::ConfigError;
-use crate::flags::compat;
+use crate::flags::compat::{self, Line};
 use crate::plan::ForwardProxy;
 use crate::process_id::id;
 
@@ -40,7 +40,13 @@ pub(super) fn server(
 ) -> Result<Parsed, ConfigError> {
     let mut options = ServerOptions::new(id(env, "PROXY_SERVER_ID"));
     let mut extra_warnings = Vec::new();
-    let extras = compat::server(args, env, variables, &mut extra_warnings)?;
+    let line = Line {
+        args,
+        flags: options.flags().iter().map(|flag| flag.name).collect(),
+        env,
+        variables,
+    };
+    let extras = compat::server(&line, &mut extra_warnings)?;
     let (args, flags) = (&extras.args, &mut options.flags());
     let (usage, outcome) =
         read(flags, "proxy-server", retired::SERVER, args).map_err(|error| extras.cite(error))?;
@@ -69,7 +75,13 @@ pub(super) fn agent(
     let proxy = ForwardProxy::from_compat_env(env);
     let mut options = AgentOptions::new(id(env, "PROXY_AGENT_ID"));
     let mut extra_warnings = Vec::new();
-    let extras = compat::agent(args, env, variables, &mut extra_warnings)?;
+    let line = Line {
+        args,
+        flags: options.flags().iter().map(|flag| flag.name).collect(),
+        env,
+        variables,
+    };
+    let extras = compat::agent(&line, &mut extra_warnings)?;
     let (args, flags) = (&extras.args, &mut options.flags());
     let (usage, outcome) =
         read(flags, "proxy-agent", retired::AGENT, args).map_err(|error| extras.cite(error))?;

@@ -137,9 +137,14 @@ impl AgentSettings {
             );
         }
         let identity = self.tls.identity.as_ref();
+        let proxy_ca = if self.compat {
+            "ROOT_CA_CERT or proxy-ca-cert"
+        } else {
+            "--proxy-ca-cert"
+        };
         check_files([
             ("--ca-cert", Some(&self.tls.ca_cert)),
-            ("--proxy-ca-cert", self.forward_proxy.ca_cert.as_ref()),
+            (proxy_ca, self.forward_proxy.ca_cert.as_ref()),
             ("--agent-cert", identity.map(|identity| &identity.cert)),
             ("--agent-key", identity.map(|identity| &identity.key)),
             ("--service-account-token-path", self.token_path.as_ref()),

@@ -293,26 +293,41 @@ impl ForwardProxy {
     /// As [`Self::from_env`], for an agent in compat mode. grpc-go ignores the scheme `https`. Agents of Advanced Cluster Management
     /// have a grpc-go of their own, which does TLS to such a proxy, and `ROOT_CA_CERT` with the CAs that it trusts.
     pub fn from_compat_env(env: &dyn Fn(&str) -> Option<String>) -> Self {
-        let proxy = Self::from_env(env);
-        let url = proxy.https_proxy.as_deref().map(HttpProxy::parse);
-        let is_tls = url.is_some_and(|url| url.is_ok_and(|url| url.is_tls));
-        let ca_cert = env("ROOT_CA_CERT").filter(|path| is_tls && !path.is_empty());
         Self {
-            is_clear: ca_cert.is_none(),
-            ca_cert: ca_cert.map(PathBuf::from),
-            ..proxy
+            is_clear: true,
+            ca_cert: env("ROOT_CA_CERT")
+                .filter(|path| !path.is_empty())
+                .map(PathBuf::from),
+            ..Self::from_env(env)
         }
     }
 
-    /// With what flags say: the URL wins over the environment's; the certificates are for TLS to the proxy.
-    #[must_use]
-    pub fn overridden(self, https_proxy: Option<String>, ca_cert: Option<PathBuf>) -> Self {
-        Self {
-            https_proxy: https_proxy.or(self.https_proxy),
-            is_clear: self.is_clear && ca_cert.is_none(),
-            ca_cert: ca_cert.or(self.ca_cert),
-            ..self
+    /// With what flags say: the URL wins over the environment's, and an empty one is none; the certificates are for TLS to the proxy.
+    /// A proxy that a flag names is spoken to as its scheme says.
+    ///
+    /// # Errors
+    /// The URL of the flag is no proxy's.
+    pub fn overridden(
+        self,
+        https_proxy: Option<String>,
+        ca_cert: Option<PathBuf>,
+    ) -> Result<Self, ConfigError> {
+        let of_flag = https_proxy.filter(|url| !url.is_empty());
+        if let Some(Err(why)) = of_flag.as_deref().map(HttpProxy::parse) {
+            bail!("--https-proxy {why}");
         }
+        let is_named = of_flag.is_some();
+        let url = of_flag.or(self.https_proxy);
+        let parsed = url.as_deref().map(HttpProxy::parse);
+        let is_tls = parsed.is_some_and(|proxy| proxy.is_ok_and(|proxy| proxy.is_tls));
+        // The environment's certificates are there whatever the proxy is.
+        let ca_cert = ca_cert.or(self.ca_cert.filter(|_| is_tls));
+        Ok(Self {
+            https_proxy: url,
+            is_clear: self.is_clear && !is_named && ca_cert.is_none(),
+            ca_cert,
+            ..self
+        })
     }
 }
 

@@ -22,6 +22,7 @@ use super::tokens::{AgentProof, TokenPlan};
 use super::transparent::TransparentPlan;
 use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
+use crate::limits;
 use crate::tls_policy::TlsPolicy;
 
 /// The listener for agents.
@@ -126,6 +127,13 @@ impl ServerSettings {
     /// Settings that contradict each other, a missing file, or agents without authentication.
     pub fn check(self) -> Result<ServerPlan, ConfigError> {
         super::parts::check_header_text("--server-id", self.server_id.as_str())?;
+        if let Some(zone) = &self.agents.zone {
+            super::parts::check_header_text("--zone", zone)?;
+            if zone.len() > limits::ZONE_BYTES_MAX {
+                let (bytes, max) = (zone.len(), limits::ZONE_BYTES_MAX);
+                bail!("--zone has {bytes} bytes: at most {max}");
+            }
+        }
         self.check_frontends()?;
         self.check_agent_listener()?;
         self.check_destinations()?;

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::Tried;
 use super::answer::{Answer, GET, HTTP2, ask, call, of_call, of_http_connect, of_no_grpc};
 use super::judge::{Protocol, Route, TlsRoute};
-use crate::check::line::{missing, ok};
+use crate::check::line::{degraded, missing, ok};
 use crate::status::model::Capability;
 use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
 use adit_net::direct;
@@ -124,6 +124,10 @@ async fn secured(
     let name = name.map_err(|error| (error.to_string(), "correct url or tlsServerName"))?;
     match connect_tls(socket, peer, tls, name, None, TLS_HANDSHAKE_TIMEOUT).await {
         Ok(stream) => speak_tls(stream).await,
+        Err(error) if matches!(error.cause, TlsCause::OfCa) => {
+            let (text, remedy) = of_handshake(&error.cause);
+            Ok(degraded(text, remedy))
+        }
         Err(error) => Err(of_handshake(&error.cause)),
     }
 }
@@ -161,6 +165,9 @@ fn of_handshake(cause: &TlsCause) -> Failure {
     let remedy = match cause {
         TlsCause::WrongName { .. } => {
             "write a host of the certificate into url or tlsServerName, or issue the certificate for this one"
+        }
+        TlsCause::Stranger { .. } => {
+            "look whether url leads to this server; if it does, give its CA in caBundle and its name in tlsServerName"
         }
         TlsCause::OfCa => {
             "kube-apiserver takes it all the same, but other clients do not: issue one with CA:FALSE"

@@ -14,6 +14,7 @@ use crate::status::model::Capability;
 use adit_config::address::BindHost;
 use adit_config::limits::TLS_HANDSHAKE_TIMEOUT;
 use adit_config::plan::{Dialect, FrontendListen, FrontendPlan, ServerPlan, TlsFiles};
+use adit_tls::cause::TlsCause;
 use adit_tls::handshake::{accept_tls, connect_tls};
 use adit_tls::reload::{Reloadable, ReloadableClientTls};
 use adit_tls::stream::{PeerAddr, Socket};
@@ -102,20 +103,28 @@ async fn handshake(
         return tried.without_files();
     };
     match between(route, tls, server_tls(files, &server.tls, Alpn::http11())).await {
-        Ok(()) => ok(format!(
+        Ok(true) => ok(format!(
             "{names}: kube-apiserver and the frontend at {route} accept each other's certificates"
         )),
+        Ok(false) => degraded(
+            format!(
+                "{names}: the certificate of the frontend at {route} is a CA, which kube-apiserver takes; nothing more is compared"
+            ),
+            "issue one with CA:FALSE",
+        ),
         Err((text, remedy)) => missing(format!("{names}: {route}: {text}"), remedy),
     }
 }
 
+/// Whether both accept each other; `false`: the server's certificate is a CA, which ends the comparison here alone.
+///
 /// # Errors
 /// Which end refuses the other, why, and the remedy.
 async fn between(
     route: &TlsRoute,
     client: &ReloadableClientTls,
     server: ServerTls,
-) -> Result<(), (String, &'static str)> {
+) -> Result<bool, (String, &'static str)> {
     const CLIENT: &str =
         "correct caBundle, url and tlsServerName of the file, or the server's --server-cert";
     const SERVER: &str = "correct clientCert of the file, or the server's --server-ca-cert";
@@ -139,7 +148,9 @@ async fn between(
     );
     // An alert of one end is the other's verdict in fewer words.
     match (connected, accepted) {
-        (Ok(_), Ok(_)) => Ok(()),
+        (Ok(_), Ok(_)) => Ok(true),
+        // Refused here alone: kube-apiserver takes a certificate that is a CA.
+        (Err(error), _) if matches!(error.cause, TlsCause::OfCa) => Ok(false),
         (Err(error), Ok(_)) => Err((format!("kube-apiserver's side: {}", error.cause), CLIENT)),
         (Err(error), _) if error.cause.is_refusal() => {
             Err((format!("kube-apiserver's side: {}", error.cause), CLIENT))

@@ -108,7 +108,7 @@ impl Tried {
     /// A line about a route whose files cannot be used.
     fn without_files(&self) -> Capability {
         let text = format!(
-            "{}: not tried: its certificates cannot be used; kube-apiserver does not start without a certificate, key and CA \
+            "{}: not tried: its certificates cannot be used here; kube-apiserver does not start without a certificate and key \
              that it can read",
             self.names
         );

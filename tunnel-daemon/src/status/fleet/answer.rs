@@ -8,6 +8,10 @@ use super::super::model::{
 use super::super::text::clean;
 use super::model::Remark;
 
+/// Most answers in one file, links in one answer, and bytes of an id: those of a server's own limits, or more.
+pub(super) const ANSWERS_MAX: usize = 10_000;
+const LINKS_MAX: usize = 10_000;
+const ID_BYTES_MAX: usize = 1024;
 /// Longest text about a faulty answer.
 const FAULT_MAX: usize = 200;
 
@@ -66,11 +70,16 @@ struct Head {
     api: Option<u32>,
 }
 
-/// The answers in a text: one, or several behind each other.
-pub(super) fn parse(source: &str, text: &str) -> Vec<Result<Answer, Remark>> {
+/// The answers in a text: one, or several behind each other, and at most `most`.
+pub(super) fn parse(source: &str, text: &str, most: usize) -> Vec<Result<Answer, Remark>> {
     let mut heads = serde_json::Deserializer::from_str(text).into_iter::<Head>();
     let (mut found, mut begin) = (Vec::new(), 0);
     while let Some(head) = heads.next() {
+        if found.len() == most {
+            let why = format!("has more than {most} answers: the others are left out");
+            found.push(Err(Remark::new(source.to_owned(), why)));
+            break;
+        }
         let name = match found.len() {
             0 => source.to_owned(),
             before => format!("{source}, answer {}", before + 1),
@@ -107,6 +116,13 @@ fn answer(source: &str, head: &Head, text: &str) -> Result<Answer, String> {
         None => return Err("is no answer of adit status --json: it has no field `api`".to_owned()),
     }
     let answer: Answer = serde_json::from_str(text).map_err(|error| fault(&error))?;
+    let peers = answer.links.iter().map(|link| &link.peer);
+    let longest = peers.chain([&answer.id]).map(String::len).max();
+    if answer.links.len() > LINKS_MAX || longest > Some(ID_BYTES_MAX) {
+        return Err(format!(
+            "has more than {LINKS_MAX} links, or an id of more than {ID_BYTES_MAX} bytes: it is not used"
+        ));
+    }
     Ok(Answer {
         source: source.to_owned(),
         ..answer

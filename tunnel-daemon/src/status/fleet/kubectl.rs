@@ -11,7 +11,7 @@ use futures_util::stream;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
 use tokio::runtime::Builder;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use adit_config::KubectlOptions;
 
@@ -24,6 +24,8 @@ use super::model::Remark;
 const AT_ONCE: usize = 8;
 /// Time limit of each call of kubectl. A busy API server takes seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time for all pods: thousands that do not answer would take hours.
+const ALL_WITHIN: Duration = Duration::from_secs(5 * 60);
 /// Most bytes of error output that are kept.
 const ERRORS_MAX: u64 = 8 << 10;
 /// Longest text about a failure.
@@ -42,7 +44,8 @@ pub(super) fn ask(options: &KubectlOptions) -> anyhow::Result<Vec<Result<Answer,
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let pods = kubectl.pods(&options.selector).await?;
-        let asked = pods.iter().map(|pod| kubectl.ask(pod));
+        let end = Instant::now() + ALL_WITHIN;
+        let asked = pods.iter().map(|pod| kubectl.ask_before(end, pod));
         let answers: Vec<_> = stream::iter(asked).buffered(AT_ONCE).collect().await;
         Ok(answers.into_iter().flatten().collect())
     })
@@ -100,6 +103,17 @@ impl Kubectl {
         Ok(pods)
     }
 
+    /// Asks a pod, unless the time for all of them is over.
+    async fn ask_before(&self, end: Instant, pod: &Pod) -> Vec<Result<Answer, Remark>> {
+        if Instant::now() < end {
+            return self.ask(pod).await;
+        }
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        let seconds = ALL_WITHIN.as_secs();
+        let text = format!("was not asked: the pods before it took more than {seconds} s");
+        vec![Err(Remark::new(name, text))]
+    }
+
     async fn ask(&self, pod: &Pod) -> Vec<Result<Answer, Remark>> {
         let name = format!("{}/{}", pod.namespace, pod.name);
         if pod.phase != "Running" {
@@ -113,7 +127,7 @@ impl Kubectl {
         args.extend(container.as_deref());
         args.extend(["--", "adit", "status", "--json"]);
         match self.output(&args).await {
-            Ok(text) => answer::parse(&name, &text),
+            Ok(text) => answer::parse(&name, &text, 1),
             Err(why) => vec![Err(Remark::new(name, format!("gives no answer: {why}")))],
         }
     }

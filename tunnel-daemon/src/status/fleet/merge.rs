@@ -11,6 +11,9 @@ use super::model::{
     Verdict,
 };
 
+/// Most servers without an answer.
+const UNANSWERED_MAX: usize = 256;
+
 /// The peers of a process, each with its best link.
 type Peers<'a> = HashMap<&'a str, LinkState>;
 
@@ -111,7 +114,18 @@ impl<'a> Known<'a> {
                 }
             }
         }
+        known.cut_servers();
         known
+    }
+
+    /// Leaves out servers that agents alone name, beyond a number: an agent can name any.
+    fn cut_servers(&mut self) {
+        let mut room = UNANSWERED_MAX;
+        self.servers.retain(|_id, answer| {
+            let stays = answer.is_some() || room > 0;
+            room -= usize::from(answer.is_none() && stays);
+            stays
+        });
     }
 
     fn servers(&self) -> Vec<FleetServer> {

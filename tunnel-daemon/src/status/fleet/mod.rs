@@ -35,7 +35,11 @@ pub fn of_files(files: &[PathBuf], json: bool) -> anyhow::Result<ExitCode> {
     for file in files {
         let (name, text) = read(file);
         match text {
-            Ok(text) => sort(answer::parse(&name, &text), &mut answers, &mut problems),
+            Ok(text) => sort(
+                answer::parse(&name, &text, answer::ANSWERS_MAX),
+                &mut answers,
+                &mut problems,
+            ),
             Err(error) => problems.push(Remark::new(name, format!("cannot be read: {error}"))),
         }
     }
@@ -89,9 +93,27 @@ fn bounded(source: impl Read) -> io::Result<String> {
     }
 }
 
+/// JSON in printable ASCII: what pods say of themselves must not drive a terminal.
+fn json_text(fleet: &Fleet) -> serde_json::Result<String> {
+    let text = serde_json::to_string(fleet)?;
+    let mut out = String::with_capacity(text.len() + 1);
+    let mut units = [0; 2];
+    for c in text.chars() {
+        if c == ' ' || c.is_ascii_graphic() {
+            out.push(c);
+        } else {
+            // Outside of strings compact JSON has no such character.
+            let escaped = c.encode_utf16(&mut units).iter();
+            out.extend(escaped.map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    out.push('\n');
+    Ok(out)
+}
+
 fn finish(fleet: &Fleet, json: bool) -> anyhow::Result<ExitCode> {
     let text = match json {
-        true => format!("{}\n", serde_json::to_string(fleet)?),
+        true => json_text(fleet)?,
         false => print::table(fleet, has_colours()),
     };
     show(&text)?;

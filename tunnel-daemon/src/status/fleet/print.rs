@@ -141,7 +141,8 @@ fn servers(all: &[FleetServer]) -> Vec<TableLine> {
         Column::number("UP", 6),
         Column::text("ANSWER", Some(21)),
     ];
-    let rows = std::iter::zip(1_u64.., all).map(|(number, server)| {
+    let shown = all.iter().take(ROWS_SHOWN);
+    let rows = std::iter::zip(1_u64.., shown).map(|(number, server)| {
         let ready = match (server.ready, server.draining) {
             (_, true) => "draining",
             (Some(true), _) => "yes",
@@ -163,7 +164,12 @@ fn servers(all: &[FleetServer]) -> Vec<TableLine> {
         ]
     });
     let alarms = all.iter().map(|server| server.source.is_none());
-    table_lines(columns, rows.collect(), alarms)
+    let mut lines = table_lines(columns, rows.collect(), alarms);
+    lines.extend(more(all.len()).map(|more| TableLine {
+        text: more.trim_end().to_owned(),
+        is_alarming: false,
+    }));
+    lines
 }
 
 /// Agents by servers: those with missing links and failed dials first.
@@ -177,7 +183,7 @@ fn agents(fleet: &Fleet) -> Vec<TableLine> {
     });
     let shown = &all[..all.len().min(ROWS_SHOWN)];
     // The last digit of each server's number.
-    let digits = (1..=fleet.servers.len()).map(|number| (number % 10).to_string());
+    let digits = (1..=fleet.servers.len().min(ROWS_SHOWN)).map(|number| (number % 10).to_string());
     let columns = [
         Column::text("AGENT", Some(20)),
         Column::text("PROVED", Some(16)),
@@ -187,7 +193,8 @@ fn agents(fleet: &Fleet) -> Vec<TableLine> {
         Column::text(digits.collect::<Vec<_>>().join(" "), None),
     ];
     let rows = shown.iter().map(|agent| {
-        let marks = agent.links.iter().map(|link| mark(link.state).to_string());
+        let links = agent.links.iter().take(ROWS_SHOWN);
+        let marks = links.map(|link| mark(link.state).to_string());
         [
             agent.id.clone(),
             name(agent.principals.first().map(String::as_str)),

@@ -43,7 +43,7 @@ fn fleet(answers: &[Value]) -> Fleet {
     for (letter, answer) in std::iter::zip('a'.., answers) {
         let text = answer.to_string();
         super::sort(
-            answer::parse(&letter.to_string(), &text),
+            answer::parse(&letter.to_string(), &text, 10),
             &mut read.0,
             &mut read.1,
         );
@@ -175,7 +175,7 @@ fn a_link_that_only_the_agent_lists_is_missing() {
 #[test]
 fn an_unanswered_question_leaves_the_verdict_open() {
     let pod = Remark::new("n/pod".to_owned(), "gives no answer: Forbidden".to_owned());
-    let whole = answer::parse("a", &server("s1", &["x"]).to_string())
+    let whole = answer::parse("a", &server("s1", &["x"]).to_string(), 1)
         .remove(0)
         .unwrap();
     let alone = Answer {
@@ -338,7 +338,7 @@ fn files_that_are_no_answers_are_named_with_the_reason() {
         ),
     ];
     for (name, text, expected) in texts {
-        let last = answer::parse(name, &text).pop().unwrap();
+        let last = answer::parse(name, &text, 10).pop().unwrap();
         let told = said(&[last.unwrap_err()]).remove(0);
         assert!(told.starts_with(expected), "{told}");
         assert!(!told.contains(char::is_control), "{told:?}");
@@ -419,4 +419,48 @@ fn a_hostile_answer_neither_drives_the_terminal_nor_floods_it() {
     assert!(text.lines().all(|line| line.len() <= 80), "{text}");
     assert!(text.lines().count() < 500, "{text}");
     assert!(text.contains("and 4961 more"), "{text}");
+}
+
+/// An agent can name any servers: their number, and the table, stay small.
+#[test]
+fn an_agent_that_names_thousands_of_servers_is_cut() {
+    let names: Vec<String> = (0..5000).map(|at| format!("s{at}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let fleet = fleet(&[server("real", &["x"]), agent("x", &names)]);
+    assert_eq!(fleet.servers.len(), 257);
+    assert!(fleet.servers.iter().any(|server| server.id == "real"));
+    let text = table(&fleet, false);
+    assert!(text.lines().count() < 200, "{text}");
+    assert!(text.lines().all(|line| line.len() <= 160), "{text}");
+}
+
+#[test]
+fn what_is_too_much_for_an_answer_is_refused() {
+    let fault = |text: &str, most| {
+        let last = answer::parse("a", text, most).pop().unwrap();
+        last.unwrap_err().text
+    };
+    let long = server(&"x".repeat(2000), &["y"]).to_string();
+    assert!(fault(&long, 1).starts_with("has more than 10000 links, or an id"));
+    let two = server("s", &["x"]).to_string().repeat(2);
+    assert_eq!(
+        fault(&two, 1),
+        "has more than 1 answers: the others are left out"
+    );
+}
+
+/// C1 controls and marks that turn text around are no printable ASCII.
+#[test]
+fn json_is_printable_ascii_and_stays_the_same_value() {
+    let evil = "\u{7f}\u{9b}2J\u{202e}\u{1f600}\u{e9}";
+    let fleet = fleet(&[server(evil, &["x"])]);
+    let text = super::json_text(&fleet).unwrap();
+    assert!(
+        text.trim_end()
+            .chars()
+            .all(|c| c == ' ' || c.is_ascii_graphic()),
+        "{text:?}"
+    );
+    let read: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(read["servers"][0]["id"], json!(evil));
 }

@@ -315,7 +315,7 @@ async fn agents_reach_their_server_through_squid() {
     world.links(0).await;
 }
 
-/// squid allows an address three connections, and cuts those that are idle for five seconds: the agent keeps its link, has as many
+/// squid allows an address three connections, and cuts those that are idle for ten seconds: the agent keeps its link, has as many
 /// lanes as it gets, says so, and serves all tunnels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_that_allows_few_connections_leaves_few_lanes_and_no_tunnel_fails() {
@@ -330,7 +330,7 @@ async fn a_proxy_that_allows_few_connections_leaves_few_lanes_and_no_tunnel_fail
     let port = ports::free();
     let config = format!(
         "http_port 127.0.0.1:{port}\nacl busy maxconn 3\nhttp_access deny busy\nhttp_access allow all\n\
-         read_timeout 5 seconds\nhosts_file {}\npid_filename none\naccess_log none\n\
+         read_timeout 10 seconds\nhosts_file {}\npid_filename none\naccess_log none\n\
          cache_log stdio:/dev/stderr\ncache deny all\nshutdown_lifetime 0 seconds\n",
         at("hosts"),
     );

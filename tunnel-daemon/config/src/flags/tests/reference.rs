@@ -18,7 +18,8 @@ const COMPAT: &str = "
 
 `proxy-server`, `proxy-agent` and `--compat` take upstream's flags. These settings of Adit have an effect there too, from `ADIT_` variables
 or from a file: the one that `ADIT_CONFIG` names, else `/etc/adit/server.toml` or `/etc/adit/agent.toml` if it exists. Without them the
-programs behave as upstream's. Other flags in the file are named in a warning: what upstream has a flag for is taken from the command line.
+programs behave as upstream's. What upstream has a flag for is taken from the command line. Other flags have no effect there: a warning names them, and a restriction is
+an error.
 ";
 
 /// The help text without its trailing default, and that default.
@@ -99,7 +100,7 @@ fn section(name: &str, command: &Command) -> String {
 /// The settings that have an effect in compat mode.
 fn settings_of_compat_mode() -> String {
     let mut text = COMPAT.to_owned();
-    for command in compat::commands() {
+    for (command, _own) in compat::commands() {
         let args = command.get_arguments();
         let mut names: Vec<String> = args
             .filter(|arg| arg.get_id() != "help")

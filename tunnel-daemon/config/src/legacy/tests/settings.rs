@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use super::{Files, says};
 use crate::flags::compat;
+use crate::legacy::agent::AgentOptions;
+use crate::legacy::server::ServerOptions;
 use crate::plan::{AdminSocketPlan, AgentPlan, ServerPlan};
 use crate::{Command, ConfigError, Parsed, parse_naming};
 
@@ -230,19 +232,20 @@ fn errors_name_the_variable_or_the_file_and_nothing_is_lost_in_silence() {
         ("ADIT_LOG_LEVEL", "debug"),
         ("ADIT_AGENT_GRNAT", "none"),
         ("ADIT_COLOUR", "red"),
+        ("ADIT_SERVER_COUNT", "2"),
     ];
-    let why = "has no effect: compat mode takes this flag from the command line alone";
     let (_, warnings) = server(files.server(), &[], &variables).unwrap();
     let expected = [
-        format!("ADIT_LOG_LEVEL {why}"),
-        format!("ADIT_AGENT_GRNAT {why}; did you mean ADIT_AGENT_GRANT?"),
-        format!("ADIT_COLOUR {why}"),
+        "ADIT_LOG_LEVEL has no effect in compat mode",
+        "ADIT_AGENT_GRNAT has no effect: adit server has no such flag; did you mean ADIT_AGENT_GRANT?",
+        "ADIT_COLOUR has no effect: adit server has no such flag",
+        "ADIT_SERVER_COUNT has no effect: compat mode takes this flag from the command line alone",
     ];
     assert_eq!(warnings, expected);
 }
 
 #[test]
-fn without_settings_there_is_no_admin_socket_and_no_password_goes_out_in_clear_unasked() {
+fn without_settings_there_is_no_admin_socket_and_an_https_proxy_is_spoken_to_as_by_grpc_go() {
     let files = Files::new();
     let (plan, warnings) = agent(&files, &[("HTTPS_PROXY", "https://proxy:1")]).unwrap();
     assert_eq!(plan.admin_socket, AdminSocketPlan::Off);
@@ -252,11 +255,88 @@ fn without_settings_there_is_no_admin_socket_and_no_password_goes_out_in_clear_u
     assert_eq!(plan.admin_socket, AdminSocketPlan::Off);
 }
 
-/// Every setting is a flag of the native command, of the same kind.
+/// A restriction that compat mode lacks ends the start, wherever it is from. Help works all the same.
+#[test]
+fn restrictions_that_compat_mode_lacks_are_refused() {
+    let files = Files::new();
+    let path = files.path("settings.toml");
+    fs::write(
+        &path,
+        "frontend-users = \"/users\"\nlog-level = \"debug\"\n",
+    )
+    .unwrap();
+    for (variable, value, named) in [
+        ("ADIT_AGENT_PROOF", "both", "ADIT_AGENT_PROOF"),
+        (
+            "ADIT_CONFIG",
+            path.as_str(),
+            "settings.toml: frontend-users",
+        ),
+    ] {
+        let variables = [(variable, value)];
+        let error = server(files.server(), &[], &variables).unwrap_err();
+        says(
+            &error,
+            &format!("{named}: compat mode has no such restriction"),
+        );
+        assert_eq!(error.exit_code(), 1);
+        for help in ["--help", "-h"] {
+            let parsed = run("proxy-server", &[help.to_owned()], &variables).unwrap();
+            assert!(matches!(parsed.command, Command::Print(_)));
+        }
+    }
+}
+
+#[test]
+fn a_proxy_that_a_setting_names_is_spoken_to_as_its_scheme_says() {
+    let files = Files::new();
+    let root = files.path("ca");
+    let proxy =
+        |variables: Variables<'_>| agent(&files, variables).unwrap().0.forward_proxy.clone();
+    let https = ("ADIT_HTTPS_PROXY", "https://proxy:1");
+    assert!(!proxy(&[https]).is_clear);
+    let of_acm = proxy(&[https, ("ROOT_CA_CERT", &root)]);
+    assert_eq!(of_acm.ca_cert.as_deref(), Some(root.as_ref()));
+    // The certificates of ACM are there whatever the proxy is.
+    let in_clear = proxy(&[
+        ("ADIT_HTTPS_PROXY", "http://proxy:1"),
+        ("ROOT_CA_CERT", &root),
+    ]);
+    assert_eq!(in_clear.ca_cert, None);
+    let error = agent(&files, &[("ADIT_HTTPS_PROXY", "htps://proxy")]).unwrap_err();
+    says(&error, "ADIT_HTTPS_PROXY: --https-proxy ");
+    let path = files.path("settings.toml");
+    fs::write(&path, "https-proxy = \"\"\n").unwrap();
+    let kept = proxy(&[("ADIT_CONFIG", &path), ("HTTPS_PROXY", "http://proxy:1")]);
+    assert_eq!(kept.https_proxy.as_deref(), Some("http://proxy:1"));
+}
+
+/// What lacks its partner has no flag in the error.
+#[test]
+fn settings_that_lack_their_partner_end_the_start_with_1() {
+    let files = Files::new();
+    let error = agent(&files, &[("ADIT_TARGET_FROM", "10.0.0.0/8")]).unwrap_err();
+    says(&error, "ADIT_");
+    assert_eq!(error.exit_code(), 1);
+}
+
+/// Every setting is a flag of the native command, of the same kind, or one of compat mode's command line.
 #[test]
 fn settings_are_native_flags() {
     let cli = crate::for_users();
-    for extras in compat::commands() {
+    let typed = [
+        ServerOptions::new(String::new())
+            .flags()
+            .iter()
+            .map(|flag| flag.name)
+            .collect::<Vec<_>>(),
+        AgentOptions::new(String::new())
+            .flags()
+            .iter()
+            .map(|flag| flag.name)
+            .collect(),
+    ];
+    for ((extras, own), typed) in compat::commands().into_iter().zip(typed) {
         let native = cli.find_subcommand(extras.get_name()).unwrap();
         for arg in extras.get_arguments().filter(|arg| arg.get_id() != "help") {
             let long = arg.get_long().unwrap();
@@ -268,6 +348,8 @@ fn settings_are_native_flags() {
                 format!("{:?}", arg.get_action()),
                 "{long}"
             );
+            let is_own = own.get_arguments().any(|arg| arg.get_long() == Some(long));
+            assert_eq!(typed.contains(&long), !is_own, "{long}");
         }
     }
 }
