@@ -75,7 +75,7 @@ impl Fleet {
     /// Waits until a server has links of these agents and no others. Agent y has further ones for a moment: it looks for the other
     /// server at the address of this one.
     fn has_agents(&self, id: &str, agents: &[&str]) {
-        until(&format!("{agents:?} at {id}"), secs(20), || {
+        until(&format!("{agents:?} at {id}"), secs(60), || {
             let status: Value = serde_json::from_slice(&self.answer(id)).ok()?;
             let links = status["links"].as_array()?.iter();
             let peers: BTreeSet<&str> = links.filter_map(|link| link["peer"].as_str()).collect();

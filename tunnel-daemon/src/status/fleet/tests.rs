@@ -406,7 +406,7 @@ fn a_hostile_answer_neither_drives_the_terminal_nor_floods_it() {
     let mut one = server(&evil, &[&evil]);
     one["version"] = json!(evil);
     one["certificates"] = json!([{"file": evil, "kind": evil, "expires": 0, "days_left": null}]);
-    one["links"] = (0..5000)
+    one["links"] = (0..500)
         .map(|at| link(&format!("{evil}{at}"), "dead"))
         .collect();
     one["links_total"] = json!(u64::MAX);
@@ -418,7 +418,7 @@ fn a_hostile_answer_neither_drives_the_terminal_nor_floods_it() {
     assert!(!text.lines().any(drives), "{text:?}");
     assert!(text.lines().all(|line| line.len() <= 80), "{text}");
     assert!(text.lines().count() < 500, "{text}");
-    assert!(text.contains("and 4961 more"), "{text}");
+    assert!(text.contains("and 461 more"), "{text}");
 }
 
 /// An agent can name any servers: their number, and the table, stay small.
