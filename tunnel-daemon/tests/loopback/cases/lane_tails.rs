@@ -16,7 +16,7 @@ use crate::support::{connect, targets};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_dial_neither_waits_for_nor_cuts_the_last_bytes_of_a_tunnel() {
     // More than the target's socket buffers hold, less than those of the lane.
-    const BYTES: usize = 1_500_000;
+    const BYTES: usize = 1_000_000;
     let (world, _agent) = World::linked(&["--lanes-per-link=1"], &[]).await;
     world.server_metric(IDLE, 1.0).await;
     let (listener, port) = targets::with_small_window();
