@@ -321,7 +321,7 @@ impl ForwardProxy {
         let parsed = url.as_deref().map(HttpProxy::parse);
         let is_tls = parsed.is_some_and(|proxy| proxy.is_ok_and(|proxy| proxy.is_tls));
         // The environment's certificates are there whatever the proxy is.
-        let ca_cert = ca_cert.or(self.ca_cert.filter(|_| is_tls));
+        let ca_cert = ca_cert.or_else(|| self.ca_cert.filter(|_| is_tls));
         Ok(Self {
             https_proxy: url,
             is_clear: self.is_clear && !is_named && ca_cert.is_none(),
