@@ -215,8 +215,6 @@ pub const REDIRECT_NETNS_MAX: usize = 256;
 pub const FRONTENDS_MAX: usize = 64;
 /// Limit on `--target` listeners of an agent.
 pub const NODE_LISTENERS_MAX: usize = 64;
-/// Longest zone of a server, which agents are told, bytes.
-pub const ZONE_BYTES_MAX: usize = 256;
 /// Limit on `--target-from` networks of an agent: the kernel bounds the filter of a socket.
 pub const TARGET_SOURCES_MAX: usize = 16;
 /// Limit on server addresses of an agent.

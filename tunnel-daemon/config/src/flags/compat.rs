@@ -137,6 +137,8 @@ pub(crate) struct Extras<T> {
     settings: T,
     /// Arguments for compat mode's command line, with those that were typed.
     pub(crate) args: Vec<String>,
+    /// About what has no effect.
+    warnings: Vec<String>,
     given: Given,
 }
 
@@ -146,12 +148,16 @@ impl<T> Extras<T> {
         cited(&self.given, error)
     }
 
-    /// What `plan` makes of the settings.
+    /// What `plan` makes of the settings, and all warnings; `plan` gets those of the command line.
     pub(crate) fn plan<P>(
         self,
-        plan: impl FnOnce(T) -> Result<P, ConfigError>,
-    ) -> Result<P, ConfigError> {
-        plan(self.settings).map_err(|error| cited(&self.given, error))
+        mut warnings: Vec<String>,
+        plan: impl FnOnce(T, &mut Vec<String>) -> Result<P, ConfigError>,
+    ) -> Result<(P, Vec<String>), ConfigError> {
+        let plan = plan(self.settings, &mut warnings);
+        let plan = plan.map_err(|error| cited(&self.given, error))?;
+        warnings.extend(self.warnings);
+        Ok((plan, warnings))
     }
 }
 
@@ -175,19 +181,13 @@ impl Line<'_> {
 }
 
 /// Reads the settings of a server.
-pub(crate) fn server(
-    line: &Line<'_>,
-    warnings: &mut Vec<String>,
-) -> Result<Extras<ServerExtras>, ConfigError> {
-    read(&ServerExtras::ON_COMMAND_LINE, line, warnings)
+pub(crate) fn server(line: &Line<'_>) -> Result<Extras<ServerExtras>, ConfigError> {
+    read(&ServerExtras::ON_COMMAND_LINE, line)
 }
 
 /// Reads the settings of an agent.
-pub(crate) fn agent(
-    line: &Line<'_>,
-    warnings: &mut Vec<String>,
-) -> Result<Extras<AgentExtras>, ConfigError> {
-    read(&AgentExtras::ON_COMMAND_LINE, line, warnings)
+pub(crate) fn agent(line: &Line<'_>) -> Result<Extras<AgentExtras>, ConfigError> {
+    read(&AgentExtras::ON_COMMAND_LINE, line)
 }
 
 /// The settings that compat mode takes, as native flags, and those that its command line lacks; for each program.
@@ -222,11 +222,7 @@ fn is_shared(name: &str, on_command_line: &[&str]) -> bool {
     on_command_line.contains(&name) || ON_BOTH.contains(&name)
 }
 
-fn read<T: Parser>(
-    on_command_line: &[&str],
-    line: &Line<'_>,
-    warnings: &mut Vec<String>,
-) -> Result<Extras<T>, ConfigError> {
+fn read<T: Parser>(on_command_line: &[&str], line: &Line<'_>) -> Result<Extras<T>, ConfigError> {
     let Line {
         args,
         flags,
@@ -237,12 +233,13 @@ fn read<T: Parser>(
     let known = known::<T>(&cli, on_command_line);
     let native = cli.find_subcommand(known.get_name()).unwrap_or(&known);
     let mut given = Given::of_line(known.get_name(), args);
+    let mut warnings = Vec::new();
     if !line.asks_help() {
         given.add_environment(&known, env)?;
         if let Some(path) = file(known.get_name(), env) {
-            given.add_compat_file(&known, native, flags, &path, warnings)?;
+            given.add_compat_file(&known, native, flags, &path, &mut warnings)?;
         }
-        warn_compat(&known, native, flags, variables, env, warnings)?;
+        warn_compat(&known, native, flags, variables, env, &mut warnings)?;
     }
     let (typed, added) = given.parts(args.len());
     let is_shared = |arg: &&String| {
@@ -260,6 +257,7 @@ fn read<T: Parser>(
     Ok(Extras {
         settings,
         args,
+        warnings,
         given,
     })
 }

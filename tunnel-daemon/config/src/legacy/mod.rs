@@ -39,26 +39,28 @@ pub(super) fn server(
     variables: &[String],
 ) -> Result<Parsed, ConfigError> {
     let mut options = ServerOptions::new(id(env, "PROXY_SERVER_ID"));
-    let mut extra_warnings = Vec::new();
-    let line = Line {
+    let extras = compat::server(&Line {
         args,
-        flags: options.flags().iter().map(|flag| flag.name).collect(),
+        flags: names(&options.flags()),
         env,
         variables,
-    };
-    let extras = compat::server(&line, &mut extra_warnings)?;
-    let (args, flags) = (&extras.args, &mut options.flags());
-    let (usage, outcome) =
-        read(flags, "proxy-server", retired::SERVER, args).map_err(|error| extras.cite(error))?;
+    })?;
+    let read = read(
+        &mut options.flags(),
+        "proxy-server",
+        retired::SERVER,
+        &extras.args,
+    );
+    let (usage, outcome) = read.map_err(|error| extras.cite(error))?;
     if outcome.help {
         return Ok(help(
             "The server end of Konnectivity tunnels, by Adit.",
             &usage,
         ));
     }
-    let mut warnings = outcome.warnings;
-    let plan = extras.plan(|extras| options.plan(extras, &mut warnings))?;
-    warnings.extend(extra_warnings);
+    let (plan, warnings) = extras.plan(outcome.warnings, |extras, warnings| {
+        options.plan(extras, warnings)
+    })?;
     let command = Command::Server(Box::new(plan));
     Ok(Parsed { command, warnings })
 }
@@ -74,28 +76,34 @@ pub(super) fn agent(
 ) -> Result<Parsed, ConfigError> {
     let proxy = ForwardProxy::from_compat_env(env);
     let mut options = AgentOptions::new(id(env, "PROXY_AGENT_ID"));
-    let mut extra_warnings = Vec::new();
-    let line = Line {
+    let extras = compat::agent(&Line {
         args,
-        flags: options.flags().iter().map(|flag| flag.name).collect(),
+        flags: names(&options.flags()),
         env,
         variables,
-    };
-    let extras = compat::agent(&line, &mut extra_warnings)?;
-    let (args, flags) = (&extras.args, &mut options.flags());
-    let (usage, outcome) =
-        read(flags, "proxy-agent", retired::AGENT, args).map_err(|error| extras.cite(error))?;
+    })?;
+    let read = read(
+        &mut options.flags(),
+        "proxy-agent",
+        retired::AGENT,
+        &extras.args,
+    );
+    let (usage, outcome) = read.map_err(|error| extras.cite(error))?;
     if outcome.help {
         return Ok(help(
             "The agent end of Konnectivity tunnels, by Adit.",
             &usage,
         ));
     }
-    let mut warnings = outcome.warnings;
-    let plan = extras.plan(|extras| options.plan(proxy, extras, &mut warnings))?;
-    warnings.extend(extra_warnings);
+    let (plan, warnings) = extras.plan(outcome.warnings, |extras, warnings| {
+        options.plan(proxy, extras, warnings)
+    })?;
     let command = Command::Agent(Box::new(plan));
     Ok(Parsed { command, warnings })
+}
+
+fn names(flags: &[Flag<'_>]) -> Vec<&'static str> {
+    flags.iter().map(|flag| flag.name).collect()
 }
 
 /// The usage is rendered first, while the slots still hold the defaults.

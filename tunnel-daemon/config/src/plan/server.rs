@@ -9,6 +9,7 @@ use adit_core::destination::DestinationList;
 use adit_core::grant::Grants;
 use adit_core::ids::ServerId;
 use adit_core::registry::Strategies;
+use adit_core::wire::metadata::ZONE_LEN_MAX;
 use ipnet::IpNet;
 
 use super::account::AccountPlan;
@@ -22,7 +23,6 @@ use super::tokens::{AgentProof, TokenPlan};
 use super::transparent::TransparentPlan;
 use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
-use crate::limits;
 use crate::tls_policy::TlsPolicy;
 
 /// The listener for agents.
@@ -129,9 +129,8 @@ impl ServerSettings {
         super::parts::check_header_text("--server-id", self.server_id.as_str())?;
         if let Some(zone) = &self.agents.zone {
             super::parts::check_header_text("--zone", zone)?;
-            if zone.len() > limits::ZONE_BYTES_MAX {
-                let (bytes, max) = (zone.len(), limits::ZONE_BYTES_MAX);
-                bail!("--zone has {bytes} bytes: at most {max}");
+            if zone.len() > ZONE_LEN_MAX {
+                bail!("--zone has {} bytes: at most {ZONE_LEN_MAX}", zone.len());
             }
         }
         self.check_frontends()?;

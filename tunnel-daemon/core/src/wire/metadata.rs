@@ -41,7 +41,7 @@ pub const ADIT_VERSION: &str = "adit-version";
 /// Response header: the server's zone. Unknown to Go peers.
 pub const ADIT_ZONE: &str = "adit-zone";
 /// Longest zone that an agent takes from a server, bytes: the longest value of a Kubernetes label has 63.
-const ZONE_LEN_MAX: usize = 256;
+pub const ZONE_LEN_MAX: usize = 256;
 
 /// Extensions that are used only if both ends offer them. A missing header or a value other than `1` means "no".
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -222,12 +222,8 @@ fn inside() {
         }
         if healthy(health) {
             println!("{STARTS}");
-            let mut answers = has_status(&text("program"));
-            // The socket may open after the health port.
-            while !answers && !text("settings").is_empty() && Instant::now() < end {
-                answers = has_status(&text("program"));
-            }
-            if answers {
+            // The socket is opened before the health port.
+            if has_status(&text("program")) {
                 println!("{OPERATED}");
             }
             break;
