@@ -7,13 +7,12 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use crate::tunnels::OpenTunnels;
+use crate::metrics_adit::AditMetrics;
 use bytes::Bytes;
+use prometheus::Registry;
 use prometheus::core::{Collector, Desc};
 use prometheus::process_collector::ProcessCollector;
 use prometheus::proto::{Counter, LabelPair, Metric, MetricFamily, MetricType};
-use prometheus::{Gauge, Registry};
-use tokio::runtime::Handle;
 
 /// Content type of [`Scrape::text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -25,8 +24,8 @@ const SHARED_FOR: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 pub struct Scrape {
     registry: Registry,
-    /// Tunnels whose byte counts are published before the values are read.
-    tunnels: Option<Arc<OpenTunnels>>,
+    /// Values that are brought up to date before they are read.
+    adit: Option<AditMetrics>,
     /// The last text of [`Self::answer`], as long as an answer with it is being sent.
     sending: Arc<Mutex<Option<Made>>>,
 }
@@ -47,15 +46,15 @@ impl Scrape {
     pub(super) fn new(registry: Registry) -> Self {
         Self {
             registry,
-            tunnels: None,
+            adit: None,
             sending: Arc::default(),
         }
     }
 
-    /// Like [`Self::new`], with open tunnels whose bytes are published before each scrape.
-    pub(super) fn with_tunnels(registry: Registry, tunnels: &Arc<OpenTunnels>) -> Self {
+    /// Like [`Self::new`], with values that are brought up to date before each scrape.
+    pub(super) fn publishing(registry: Registry, adit: &AditMetrics) -> Self {
         Self {
-            tunnels: Some(Arc::clone(tunnels)),
+            adit: Some(adit.clone()),
             ..Self::new(registry)
         }
     }
@@ -84,8 +83,8 @@ impl Scrape {
     /// The current values, sorted by family name. Reads a few files of /proc, so do not call it on a data thread.
     #[must_use]
     pub fn text(&self) -> String {
-        if let Some(tunnels) = &self.tunnels {
-            tunnels.publish_bytes();
+        if let Some(adit) = &self.adit {
+            adit.publish();
         }
         let families = self.registry.gather();
         let mut text = String::with_capacity(16 * 1024);
@@ -97,42 +96,12 @@ impl Scrape {
     }
 }
 
-/// Adds the `process_*` families, and the number of tasks.
+/// Adds the `process_*` families.
 pub(super) fn register_process(registry: &Registry) {
     let process = Process(ProcessCollector::for_self());
-    let tasks = Gauge::new(
-        "adit_tasks",
-        "Tasks of the async runtime; grows and shrinks with links, lanes, tunnels and dials",
-    );
-    let tasks = Tasks {
-        gauge: tasks.expect("a valid name"),
-        runtime: Handle::try_current().ok(),
-    };
-    let families: [Box<dyn Collector>; 2] = [Box::new(process), Box::new(tasks)];
-    for family in families {
-        registry
-            .register(family)
-            .expect("process families are declared once");
-    }
-}
-
-/// Counts tasks when it is scraped. Its runtime is the one in which the metrics were made: scrapes have a runtime of their own.
-struct Tasks {
-    gauge: Gauge,
-    runtime: Option<Handle>,
-}
-
-impl Collector for Tasks {
-    fn desc(&self) -> Vec<&Desc> {
-        self.gauge.desc()
-    }
-
-    fn collect(&self) -> Vec<MetricFamily> {
-        let runtime = self.runtime.as_ref();
-        let tasks = runtime.map_or(0, |runtime| runtime.metrics().num_alive_tasks());
-        self.gauge.set(tasks as f64);
-        self.gauge.collect()
-    }
+    registry
+        .register(Box::new(process))
+        .expect("process families are declared once");
 }
 
 /// The crate's collector, but with CPU time in nanoseconds instead of whole seconds.

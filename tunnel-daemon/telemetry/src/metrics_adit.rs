@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use adit_core::wire::metadata::PeerVersion;
 use prometheus::{Histogram, IntCounter, IntGaugeVec, Registry};
+use tokio::runtime::Handle;
 
 use crate::agent_dials::{AgentDials, DialsByAgent};
 use crate::dial_counts::DialCounts;
@@ -46,6 +47,8 @@ struct AditSeries {
     dials_by_agent: DialsByAgent,
     links_by_version: LinksByVersion,
     open_tunnels: Arc<OpenTunnels>,
+    /// That of links and tunnels; scrapes have one of their own.
+    runtime: Option<Handle>,
 }
 
 families! {
@@ -59,6 +62,8 @@ families! {
         queued_bytes: Gauge = families.gauge("queued_bytes"),
         /// Limit on payload bytes buffered for clients and targets that read slower than their peers send (--process-budget)
         process_budget: Gauge = families.gauge("process_budget_bytes"),
+        /// Tasks of the async runtime; their number follows that of links, lanes, tunnels and dials
+        tasks: Gauge = families.gauge("tasks"),
         /// Bytes in kernel socket buffers of clients and targets that have stopped reading
         kernel_bytes: Gauge = families.gauge("kernel_bytes"),
         /// Tunnels opened, by path between server and agent
@@ -171,6 +176,7 @@ impl AditMetrics {
             dials_by_agent: DialsByAgent::register(&server),
             links_by_version: LinksByVersion::new(&families),
             open_tunnels: Arc::new(OpenTunnels::counted_in(TunnelBytes::declare(&families))),
+            runtime: Handle::try_current().ok(),
         }))
     }
 
@@ -280,6 +286,17 @@ impl AditMetrics {
     #[must_use]
     pub fn open_tunnels(&self) -> &Arc<OpenTunnels> {
         &self.0.open_tunnels
+    }
+
+    /// Brings values up to date that are not counted as they change.
+    pub(super) fn publish(&self) {
+        self.0.open_tunnels.publish_bytes();
+        if let Some(runtime) = &self.0.runtime {
+            self.0
+                .families
+                .tasks
+                .set(runtime.metrics().num_alive_tasks());
+        }
     }
 }
 

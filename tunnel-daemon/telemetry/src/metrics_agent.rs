@@ -78,7 +78,7 @@ impl AgentMetrics {
     /// The source of `/metrics`.
     #[must_use]
     pub fn scrape(&self) -> Scrape {
-        Scrape::with_tunnels(self.0.registry.clone(), self.0.adit.open_tunnels())
+        Scrape::publishing(self.0.registry.clone(), &self.0.adit)
     }
 
     /// Series of server leases.

@@ -96,7 +96,7 @@ impl ServerMetrics {
     /// The source of `/metrics`.
     #[must_use]
     pub fn scrape(&self) -> Scrape {
-        Scrape::with_tunnels(self.0.registry.clone(), self.0.adit.open_tunnels())
+        Scrape::publishing(self.0.registry.clone(), &self.0.adit)
     }
 
     /// Adit's own families, which upstream does not have.

@@ -399,3 +399,20 @@ async fn a_tunnel_on_an_excess_lane_is_served() {
     }
     assert!(given.load(Relaxed) && server.state().is_draining());
 }
+
+/// Limit (times): A server of the agent's zone that had no lane for a connection of the node within 1 s | is not preferred for 5 s
+#[tokio::test(start_paused = true)]
+async fn a_near_server_that_lacked_a_lane_is_not_preferred_for_a_while() {
+    let context = context(1);
+    let grant = LaneGrant {
+        link: LinkId(1),
+        lanes_max: 1,
+        secret: [7; LANE_SECRET_BYTES].into(),
+    };
+    let near = LaneKeeper::new(ServerId::new("near"), &grant, 1, true, &context);
+    assert!(near.is_near() && !keeper("far", &context).is_near());
+    near.lacks();
+    assert!(!near.is_near());
+    tokio::time::advance(LACKED_FOR).await;
+    assert!(near.is_near());
+}

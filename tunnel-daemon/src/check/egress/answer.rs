@@ -13,7 +13,7 @@ use crate::check::line::{degraded, missing, ok};
 use crate::status::model::Capability;
 
 /// Time for a server to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(10);
 /// Bytes of an answer that are read.
 const ANSWER_BYTES_MAX: u64 = 4096;
 /// The beginning of HTTP/2 (RFC 9113, 3.4), with settings that are empty.
@@ -257,7 +257,7 @@ mod tests {
                 Verdict::Missing,
                 "reset",
             ),
-            (Answer::Silent, Verdict::Missing, "no answer within 5 s"),
+            (Answer::Silent, Verdict::Missing, "no answer within 10 s"),
             (Answer::Other, Verdict::Missing, "another protocol"),
         ] {
             assert_eq!(of_http_connect(&answer).verdict, connect, "{answer:?}");

@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
@@ -243,6 +244,28 @@ async fn agents_of_acm_reach_their_server_through_their_proxy() {
     }
 }
 
+/// squid with this configuration, which knows `server.test`.
+fn squid(dir: &Path, config: &str) -> Process {
+    let at = |name: &str| dir.join(name).display().to_string();
+    fs::write(at("hosts"), "127.0.0.1 server.test\n").expect("a file");
+    let config = format!(
+        "{config}hosts_file {}\npid_filename none\naccess_log none\ncache_log stdio:/dev/stderr\ncache deny all\n\
+         shutdown_lifetime 0 seconds\n",
+        at("hosts")
+    );
+    fs::write(at("squid.conf"), config).expect("a file");
+    // squid reads them as another user.
+    let files = fs::read_dir(dir).expect("it is ours");
+    let files = files.map(|file| file.expect("a file").path());
+    for path in files.chain([dir.to_owned()]) {
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(path, mode).expect("it is ours");
+    }
+    let mut squid = Command::new("squid");
+    squid.args(["-N", "-f", &at("squid.conf")]);
+    Process::start_command("squid", squid, dir)
+}
+
 /// squid, in clear and by TLS, for those who have the password; and one who has not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_reach_their_server_through_squid() {
@@ -259,28 +282,17 @@ async fn agents_reach_their_server_through_squid() {
         .output();
     let hash = String::from_utf8(hash.expect("openssl runs").stdout).expect("text");
     fs::write(at("users"), format!("us@er:{hash}")).expect("a file");
-    fs::write(at("hosts"), "127.0.0.1 server.test\n").expect("a file");
     let [clear, secure] = [(); 2].map(|()| ports::free());
     let (cert, key) = (world.files.cert("server"), world.files.key("server"));
     let config = format!(
         "http_port 127.0.0.1:{clear}\nhttps_port 127.0.0.1:{secure} tls-cert={} tls-key={}\n\
          auth_param basic program {HELPER} {}\nacl known proxy_auth REQUIRED\nhttp_access allow known\n\
-         http_access deny all\nhosts_file {}\npid_filename none\naccess_log none\ncache_log stdio:/dev/stderr\n\
-         cache deny all\nshutdown_lifetime 0 seconds\n",
+         http_access deny all\n",
         cert.display(),
         key.display(),
         at("users"),
-        at("hosts"),
     );
-    fs::write(at("squid.conf"), config).expect("a file");
-    for name in ["", "users", "hosts"] {
-        // squid reads them as another user.
-        let mode = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(at(name), mode).expect("it is ours");
-    }
-    let mut squid = Command::new("squid");
-    squid.args(["-N", "-f", &at("squid.conf")]);
-    let _squid = Process::start_command("squid", squid, dir.path());
+    let _squid = squid(dir.path(), &config);
     let (target, _echo) = targets::local_echo().await;
     let port = world.server().agents.port();
     let ca = format!("--proxy-ca-cert={}", world.files.ca_file().display());
@@ -325,24 +337,12 @@ async fn a_proxy_that_allows_few_connections_leaves_few_lanes_and_no_tunnel_fail
     }
     let world = World::start(&[]).await;
     let dir = tempfile::TempDir::new().expect("a folder");
-    let at = |name: &str| dir.path().join(name).display().to_string();
-    fs::write(at("hosts"), "127.0.0.1 server.test\n").expect("a file");
     let port = ports::free();
     let config = format!(
         "http_port 127.0.0.1:{port}\nacl busy maxconn 3\nhttp_access deny busy\nhttp_access allow all\n\
-         read_timeout 10 seconds\nhosts_file {}\npid_filename none\naccess_log none\n\
-         cache_log stdio:/dev/stderr\ncache deny all\nshutdown_lifetime 0 seconds\n",
-        at("hosts"),
+         read_timeout 10 seconds\n",
     );
-    fs::write(at("squid.conf"), config).expect("a file");
-    for name in ["", "hosts"] {
-        // squid reads them as another user.
-        let mode = fs::Permissions::from_mode(0o755);
-        fs::set_permissions(at(name), mode).expect("it is ours");
-    }
-    let mut squid = Command::new("squid");
-    squid.args(["-N", "-f", &at("squid.conf")]);
-    let _squid = Process::start_command("squid", squid, dir.path());
+    let _squid = squid(dir.path(), &config);
     let (target, _echo) = targets::local_echo().await;
     let server = world.server().agents.port();
     let host = format!("--proxy-server-host=server.test:{server}");
