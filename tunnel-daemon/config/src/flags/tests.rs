@@ -162,6 +162,11 @@ fn grants_are_parsed_and_errors_name_the_entry_and_the_remedy() {
     let (plan, _) = server(&[unix, ca, "--zone=a"]).unwrap();
     assert_eq!(plan.agents.zone.as_deref(), Some("a"));
     assert!(server(&[unix, ca, "--zone="]).is_err());
+    // Agents are told it in a header.
+    for zone in ["\u{e9}st", &"z".repeat(257)] {
+        let error = server(&[unix, ca, &format!("--zone={zone}")]).unwrap_err();
+        says(&error, "--zone");
+    }
     let error = server(&[unix, ca, grants[0], "--agent-grant=CN=a:host=b"]).unwrap_err();
     says(&error, "--agent-grant \"CN=a:host=b\": ");
     says(&error, "cn, dns and uri name");

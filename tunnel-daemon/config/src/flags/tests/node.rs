@@ -43,6 +43,10 @@ fn listeners_of_an_agent_need_lanes_and_a_certificate() {
             &["--target=1:a:1", "--target-from=pods"],
             "write ADDRESS/BITS",
         ),
+        (
+            &["--target=1:a:1", "--target-from=::/0"],
+            "leave the flag out",
+        ),
         (&["--target-from=10.0.0.0/8"], "--target"),
     ] {
         let error = with(flags).unwrap_err();
