@@ -112,6 +112,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         lane_room: Arc::clone(&process.lane_room),
         lane_watch: Arc::clone(&process.lane_watch),
         relay: process.relay.relay.clone(),
+        asker: None,
     };
     let dials = Arc::clone(&context.dials);
     let room = Arc::clone(&process.lane_room);
@@ -142,6 +143,8 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
                 lanes: plan.data_path.lanes_max > 0,
             },
             version: PeerVersion::own(),
+            peer: None,
+            zone: None,
         },
         token_path: plan.token_path.clone(),
         policy: SyncPolicy {

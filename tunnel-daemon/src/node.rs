@@ -26,7 +26,9 @@ use adit_net::listen::Listener;
 use adit_net::resolve::SystemResolver;
 use adit_net::source_filter;
 use adit_net::tasks::Tasks;
-use adit_server::backend::{DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
+use adit_server::backend::{
+    AgentDoors, DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings,
+};
 use adit_telemetry::labels::Listener as ListenerLabel;
 
 /// The proxy through which agents reach allowed destinations; `None` without a list of them.
@@ -38,7 +40,7 @@ pub(super) fn proxy(
     tenant: &Tenant,
     process: &Process,
     tasks: &Tasks,
-) -> anyhow::Result<Option<Arc<NodeProxy>>> {
+) -> anyhow::Result<Option<Arc<dyn AgentDoors>>> {
     if plan.allowed.is_empty() {
         return Ok(None);
     }

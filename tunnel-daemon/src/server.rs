@@ -200,6 +200,7 @@ fn backend_settings(
         version: PeerVersion::own(),
         zone: plan.agents.zone.clone(),
         lane_grant: None,
+        peer: None,
     };
     let link = LinkSettings {
         isolation: isolation(&process.isolation),
@@ -222,6 +223,7 @@ fn backend_settings(
         lane_room: Arc::clone(&process.lane_room),
         lane_watch: Arc::clone(&process.lane_watch),
         node: None,
+        peers: None,
         accounts: process.accounts.clone(),
     })
 }

@@ -128,6 +128,7 @@ impl Agents {
             lane_room: Arc::new(LaneRoom::new(usize::MAX, descriptors)),
             lane_watch: Arc::new(LaneWatch::default()),
             relay: None,
+            asker: None,
         };
         let services = Tasks::new(ADMITTED_MAX);
         let watch = Arc::clone(&context.lane_watch);
@@ -195,6 +196,8 @@ impl Agents {
                     lanes: self.lanes,
                 },
                 version: PeerVersion::own(),
+                peer: None,
+                zone: None,
             },
             token_path,
             count_source: CountSource::default(),

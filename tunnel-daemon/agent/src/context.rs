@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use adit_core::ids::{AgentId, ServerId};
 use adit_core::session::{Isolation, ProcessBudget};
+use adit_core::wire::packet::Keys;
 
 use adit_net::dial::{DialError, Dialer};
 use adit_net::tasks::Tasks;
@@ -71,6 +72,14 @@ impl Drop for UnderWay {
     }
 }
 
+/// What a link tells its owner where both ends are servers: this one asks the other for tunnels, and dials nothing for it.
+pub trait AskerEvents: Send + Sync {
+    /// The other server has announced keys. Must not block.
+    fn keys(&self, keys: Keys);
+    /// The other server asks for a dial, by this packet or frame. The link must end.
+    fn asked(&self, by: &'static str);
+}
+
 /// State shared by all links of an agent.
 #[derive(Clone)]
 pub struct LinkContext {
@@ -96,6 +105,8 @@ pub struct LinkContext {
     pub lane_watch: Arc<LaneWatch>,
     /// Relays tunnels on raw lanes; `None` without lanes.
     pub relay: Option<Arc<RawLaneRelay>>,
+    /// The owner of a link between servers.
+    pub asker: Option<Arc<dyn AskerEvents>>,
 }
 
 impl LinkContext {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use adit_core::ids::{ServerId, TunnelKey};
 use adit_core::session::{Event, Link, LinkConfig, Role};
 use adit_core::wire::metadata::{AgentHello, HelloError, PeerVersion, ServerHello};
-use adit_core::wire::packet::PacketType;
+use adit_core::wire::packet::{Keys, PacketType};
 use adit_relay::tcp_state;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
@@ -393,6 +393,10 @@ impl LinkHooks for Hooks {
         protocol: String,
         address: String,
     ) -> Result<(), String> {
+        if let Some(asker) = &self.context.asker {
+            asker.asked("DIAL_REQ");
+            return Err("a server dials nothing for another one".to_owned());
+        }
         let Some(commands) = self.commands.upgrade() else {
             return Ok(());
         };
@@ -438,6 +442,11 @@ impl LinkHooks for Hooks {
 
     fn dial_finished(&mut self, key: TunnelKey) {
         self.dials.remove(&key);
+    }
+
+    fn keys(&mut self, keys: Keys) -> bool {
+        let asker = self.context.asker.as_ref();
+        asker.map(|asker| asker.keys(keys)).is_some()
     }
 
     fn packet_in(&mut self, kind: Result<PacketType, i32>) {

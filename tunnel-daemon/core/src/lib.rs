@@ -12,6 +12,7 @@ pub mod grant;
 pub mod http2;
 pub mod ids;
 pub mod lane;
+pub mod peer;
 pub mod proxy_header;
 pub mod registry;
 pub mod session;

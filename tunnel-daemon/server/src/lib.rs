@@ -7,4 +7,7 @@
 pub mod backend;
 pub mod followed;
 pub mod frontend;
+mod owner;
 pub mod router;
+
+pub use owner::owner_hash;

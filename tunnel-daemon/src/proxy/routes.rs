@@ -119,6 +119,7 @@ impl Routes {
             link: LinkId(0),
             agent: reached.by,
             principal: None,
+            via: None,
         }
     }
 

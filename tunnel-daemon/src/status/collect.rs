@@ -91,7 +91,7 @@ impl Tally {
             tally.counts.open += 1;
             *match live.path() {
                 Path::Link | Path::Server => &mut tally.counts.link,
-                Path::Lane => &mut tally.counts.lane,
+                Path::Lane | Path::Peer => &mut tally.counts.lane,
                 Path::RawLane | Path::KtlsLane => &mut tally.counts.raw_lane,
             } += 1;
             tally.counts.ktls_lane += u64::from(live.path() == Path::KtlsLane);

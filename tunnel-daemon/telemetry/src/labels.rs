@@ -166,6 +166,8 @@ label! {
         KtlsLane = "ktls-lane",
         /// A connection to a server, for a client of `adit proxy`.
         Server = "server",
+        /// A lane of another server, which has the agent.
+        Peer = "peer",
     }
 
     /// Which limit refused a dial.

@@ -14,7 +14,7 @@ use crate::labels::{Label, Segment, go_code};
 /// Limit on distinct unknown packet types with their own series, over all segments.
 pub const UNKNOWN_TYPES_MAX: usize = 16;
 
-/// Types with a name: upstream's seven and Adit's three.
+/// Types with a name: upstream's seven and Adit's four.
 const NAMED: &[PacketType] = &[
     PacketType::DialReq,
     PacketType::DialRsp,
@@ -26,6 +26,7 @@ const NAMED: &[PacketType] = &[
     PacketType::Window,
     PacketType::Fin,
     PacketType::Reset,
+    PacketType::Keys,
 ];
 /// Index of the series shared by unknown types beyond the bound.
 const OTHER: usize = NAMED.len() + UNKNOWN_TYPES_MAX;
@@ -67,6 +68,7 @@ const fn position_of(known: PacketType) -> usize {
         PacketType::Window => 7,
         PacketType::Fin => 8,
         PacketType::Reset => 9,
+        PacketType::Keys => 10,
     }
 }
 

@@ -146,6 +146,7 @@ mod tests {
             address: "a:1".to_owned(),
             raw: false,
             origin: None,
+            forward: None,
         };
         lane.end().open(&request, 0).unwrap();
         flush(&mut lane).await;

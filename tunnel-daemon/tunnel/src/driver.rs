@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::TunnelKey;
-use adit_core::session::{Action, CancelledDial, DialRequest, Link, Moment, Transmit};
+use adit_core::session::{Action, CancelledDial, DialRequest, Event, Link, Moment, Transmit};
 use adit_core::wire::decode::Decoder;
 use adit_core::wire::encode::MessageBuf;
-use adit_core::wire::packet::Received;
+use adit_core::wire::packet::{Packet, PacketType, Received};
 use adit_net::grpc::denial_of;
 use h2::Reason;
 use http::HeaderMap;
@@ -152,7 +152,15 @@ impl<H: LinkHooks> LinkDriver<H> {
                     Received::Unknown(number) => self.hooks.packet_in(Err(*number)),
                     Received::Packet(_) | Received::Violation(_) => (),
                 }
-                self.link.handle_packet(received, now);
+                match received {
+                    Received::Packet(Packet::Keys(keys)) => {
+                        if !self.hooks.keys(keys) {
+                            self.hooks
+                                .count(Event::UnknownType(PacketType::Keys.into()));
+                        }
+                    }
+                    received => self.link.handle_packet(received, now),
+                }
                 self.apply(now)?;
             }
         }
@@ -369,22 +377,8 @@ impl<H: LinkHooks> LinkDriver<H> {
     fn poll_send(&mut self, cx: &mut Context<'_>, now: Moment) -> Result<bool, LinkExit> {
         let mut busy = false;
         while self.link.wants_transmit() {
-            // HTTP/2 counts the bytes of its frames only, and those of small ones take more memory there than here.
-            if !self.link.control_share().has_room() {
+            if !self.poll_room(cx)? {
                 return Ok(busy);
-            }
-            if self.streams.send.capacity() == 0 {
-                self.streams.send.reserve_capacity(RESERVE_BYTES);
-                match self.streams.send.poll_capacity(cx) {
-                    Poll::Ready(Some(granted)) => {
-                        granted.map_err(|error| LinkExit::Send { error, kind: None })?;
-                        if self.streams.send.capacity() == 0 {
-                            continue;
-                        }
-                    }
-                    Poll::Ready(None) => return Err(LinkExit::Finished),
-                    Poll::Pending => return Ok(busy),
-                }
             }
             let Some(transmit) = self.link.poll_transmit(now) else {
                 break;
@@ -407,16 +401,46 @@ impl<H: LinkHooks> LinkDriver<H> {
                     MessageBuf::data(conn, parts)
                 }
             };
-            let message = message.counted(self.link.control_share().frame());
-            self.streams
-                .send
-                .send_data(message, false)
-                .map_err(|error| LinkExit::Send {
-                    error,
-                    kind: Some(kind),
-                })?;
+            self.send(message, kind)?;
+        }
+        while self.hooks.has_idle_packet() && self.poll_room(cx)? {
+            let Some(packet) = self.hooks.idle_packet() else {
+                break;
+            };
+            busy = true;
+            let kind = packet.kind();
+            self.hooks.packet_out(kind);
+            self.send(MessageBuf::packet(packet), kind)?;
         }
         Ok(busy)
+    }
+
+    /// Whether the stream takes a packet now.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Result<bool, LinkExit> {
+        // HTTP/2 counts the bytes of its frames only, and those of small ones take more memory there than here.
+        if !self.link.control_share().has_room() {
+            return Ok(false);
+        }
+        while self.streams.send.capacity() == 0 {
+            self.streams.send.reserve_capacity(RESERVE_BYTES);
+            match self.streams.send.poll_capacity(cx) {
+                Poll::Ready(Some(granted)) => {
+                    granted.map_err(|error| LinkExit::Send { error, kind: None })?;
+                }
+                Poll::Ready(None) => return Err(LinkExit::Finished),
+                Poll::Pending => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn send(&mut self, message: MessageBuf, kind: PacketType) -> Result<(), LinkExit> {
+        let message = message.counted(self.link.control_share().frame());
+        let sent = self.streams.send.send_data(message, false);
+        sent.map_err(|error| LinkExit::Send {
+            error,
+            kind: Some(kind),
+        })
     }
 
     /// Ends this side of the stream after [`LinkExit::Stopped`]: the peer learns that the stream is complete.

@@ -65,6 +65,8 @@ impl Carrier {
 /// One side of a tunnel, over a link, a lane or a connection to a server. Dropping it without [`Endpoint::close`] resets the tunnel.
 pub struct Endpoint {
     path: Path,
+    /// The lane is one of another server, which has the agent.
+    is_of_peer: bool,
     /// Memory reserved for this tunnel.
     promise: Option<Promise>,
     growth: BufferGrowth,
@@ -114,9 +116,17 @@ impl Endpoint {
         Self::over(Path::Server(Box::new(ServerPath::new(connection))))
     }
 
+    /// Marks a tunnel on a lane of another server, which has the agent.
+    #[must_use]
+    pub fn of_peer(mut self) -> Self {
+        self.is_of_peer = true;
+        self
+    }
+
     fn over(path: Path) -> Self {
         Self {
             path,
+            is_of_peer: false,
             promise: None,
             growth: BufferGrowth::default(),
             sent_bytes: 0,
@@ -138,6 +148,7 @@ impl Endpoint {
     pub fn path(&self) -> PathLabel {
         match &self.path {
             Path::Link(_) => PathLabel::Link,
+            Path::Lane(_) if self.is_of_peer => PathLabel::Peer,
             Path::Lane(_) => PathLabel::Lane,
             Path::Server(_) => PathLabel::Server,
         }

@@ -5,6 +5,7 @@
 //! target is dialled.
 #![deny(unsafe_code)]
 
+mod bridge;
 pub mod channel;
 pub mod clock;
 mod closing;
@@ -28,6 +29,7 @@ mod tunnel_slot;
 mod until_answered;
 mod watch;
 
+pub use bridge::{BridgeOutcome, bridge};
 pub use channel::{Channel, DirtyList, ENDPOINT_END_WAITS};
 pub use clock::moment;
 pub use closing::{Closing, close_gracefully, reset_on_close};

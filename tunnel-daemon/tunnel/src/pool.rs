@@ -292,6 +292,7 @@ impl LanePool {
             address: address.to_owned(),
             raw: raw_lane,
             origin: None,
+            forward: None,
         };
         let asked = Instant::now();
         let attempt = opening.run(&request, self.ask(left, Demand::after_dial));

@@ -7,7 +7,7 @@ use adit_core::ids::{ConnId, TunnelKey};
 use adit_core::session::{CancelledDial, DialRequest, Event, LinkFailure};
 use adit_core::wire::decode::StreamError;
 use adit_core::wire::encode::MessageBuf;
-use adit_core::wire::packet::PacketType;
+use adit_core::wire::packet::{Keys, Packet, PacketType};
 use h2::{Reason, RecvStream, SendStream};
 use tokio::sync::oneshot;
 
@@ -84,6 +84,18 @@ pub trait LinkHooks: Send + 'static {
     /// Whether a link that ends now does so because this process ends.
     fn shutting_down(&self) -> bool {
         false
+    }
+    /// A server has announced keys. False: this peer has no business to, and the packet counts as one of an unknown type.
+    fn keys(&mut self, _keys: Keys) -> bool {
+        false
+    }
+    /// Whether [`Self::idle_packet`] has one; the link's task is woken when that becomes true.
+    fn has_idle_packet(&self) -> bool {
+        false
+    }
+    /// A packet to send while no other waits.
+    fn idle_packet(&mut self) -> Option<Packet> {
+        None
     }
     /// A countable event.
     fn count(&mut self, event: Event);

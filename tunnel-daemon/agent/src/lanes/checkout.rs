@@ -67,8 +67,10 @@ impl Checkouts {
 pub enum Opened {
     /// The tunnel.
     Open(Endpoint),
-    /// The server refused the tunnel.
-    Refused(RefusalCode),
+    /// The server refused the tunnel, with this text.
+    Refused(RefusalCode, String),
+    /// No tunnel, and the server has not seen the OPEN.
+    NotSeen,
     /// No tunnel; whether the server has seen the OPEN is unknown. Another lane may be tried.
     Lost,
 }
@@ -107,14 +109,14 @@ impl Borrowed {
             Ok(OpenAnswer::Opened) => self.lane.take().map_or(Opened::Lost, |lane| {
                 Opened::Open(Endpoint::on_lane(lane, Arc::new(self.keeper.clone())))
             }),
-            Ok(OpenAnswer::Refused(code, _)) => Opened::Refused(code),
-            Ok(OpenAnswer::NotSeen) => Opened::Lost,
+            Ok(OpenAnswer::Refused(code, text)) => Opened::Refused(code, text),
+            Ok(OpenAnswer::NotSeen) => Opened::NotSeen,
             Ok(OpenAnswer::Silent) => {
                 if let Some(lane) = self.lane.take() {
                     lane.reset_connection();
                     self.keeper.closed(LaneCloseReason::Silent);
                 }
-                Opened::Lost
+                Opened::NotSeen
             }
             Err(failure) => {
                 self.lane = None;

@@ -50,6 +50,12 @@ impl LaneKeeper {
                     return self.adit().lanes_closed.count(end);
                 }
             };
+            if let Some(asker) = &self.0.context.asker {
+                asker.asked("OPEN");
+                let text = "a server dials nothing for another one";
+                lane.end().refuse(RefusalCode::Denied, text);
+                continue;
+            }
             self.0.proved.store(true, Relaxed);
             if request.raw && !lane.may_be_raw() {
                 let text = "a raw lane must be plaintext or use kernel TLS";

@@ -381,6 +381,7 @@ async fn a_tunnel_on_an_excess_lane_is_served() {
         address: target.local_addr().unwrap().to_string(),
         raw: false,
         origin: None,
+        forward: None,
     };
     server.end().open(&request, 0).unwrap();
     let opened = async {

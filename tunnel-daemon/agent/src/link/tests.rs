@@ -34,6 +34,8 @@ fn identity() -> Identity {
             identifiers: Identifiers::default(),
             extensions: Extensions::default(),
             version: PeerVersion::default(),
+            peer: None,
+            zone: None,
         },
         token: None,
     }
@@ -101,6 +103,7 @@ pub(crate) fn context(targets: usize) -> LinkContext {
         lane_room: Arc::new(LaneRoom::new(100, Arc::new(Descriptors::unlimited()))),
         lane_watch: Arc::default(),
         relay: None,
+        asker: None,
     }
 }
 

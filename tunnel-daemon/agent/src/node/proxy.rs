@@ -189,6 +189,7 @@ impl NodeProxy {
                 source: peer,
                 destination,
             }),
+            forward: None,
         };
         tokio::select! {
             biased;
@@ -219,14 +220,14 @@ impl NodeProxy {
                     return Ok((endpoint, keeper.server().clone()));
                 }
                 // A tunnel of the server was opened first and has the lane.
-                Ok(Opened::Refused(RefusalCode::Busy)) | Ok(Opened::Lost) => {
+                Ok(Opened::Refused(RefusalCode::Busy, _) | Opened::NotSeen | Opened::Lost) => {
                     failure = NodeRefusal::LaneLost;
                 }
-                Ok(Opened::Refused(RefusalCode::Leaving)) => {
+                Ok(Opened::Refused(RefusalCode::Leaving, _)) => {
                     keeper.leaves();
                     failure = NodeRefusal::Leaving;
                 }
-                Ok(Opened::Refused(code)) => return Err(refusal(code)),
+                Ok(Opened::Refused(code, _)) => return Err(refusal(code)),
             }
         }
         Err(failure)
@@ -292,6 +293,6 @@ fn refusal(code: RefusalCode) -> NodeRefusal {
         RefusalCode::NotFound => NodeRefusal::NotFound,
         RefusalCode::Limit => NodeRefusal::Limit,
         RefusalCode::Leaving => NodeRefusal::Leaving,
-        RefusalCode::Failed | RefusalCode::Busy => NodeRefusal::Failed,
+        RefusalCode::Failed | RefusalCode::Busy | RefusalCode::NotHere => NodeRefusal::Failed,
     }
 }

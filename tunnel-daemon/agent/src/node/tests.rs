@@ -57,6 +57,8 @@ fn proxy() -> (Arc<NodeProxy>, AgentMetrics) {
             identifiers: Identifiers::default(),
             extensions: Extensions::default(),
             version: PeerVersion::default(),
+            peer: None,
+            zone: None,
         },
         token_path: None,
         count_source: CountSource::default(),

@@ -65,6 +65,7 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
         lane_room: Arc::new(LaneRoom::new(100, Arc::new(Descriptors::unlimited()))),
         lane_watch: Arc::default(),
         relay: None,
+        asker: None,
     };
     let settings = ServersSettings {
         addresses: vec![ServerAddress::Host {
@@ -90,6 +91,8 @@ fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, Age
             identifiers: Identifiers::default(),
             extensions: Extensions::default(),
             version: PeerVersion::default(),
+            peer: None,
+            zone: None,
         },
         token_path: None,
         lanes_max: 0,

@@ -116,6 +116,8 @@ impl Header {
     pub const KEEP: u8 = 1;
     /// On OPEN: source and destination of the tunnelled connection precede the target address.
     pub const ORIGIN: u8 = 2;
+    /// On OPEN, between servers: what the opener says of the dial that it forwards precedes the target address.
+    pub const FORWARD: u8 = 4;
     /// On BIND: the sender offers plaintext. On READY: both ends continue in plaintext, each after a TLS close_notify.
     pub const CLEAR: u8 = 1;
     /// On BIND: the sender's kernel supports kTLS for this lane. On READY: both kernels do, and OPEN may have RAW.

@@ -40,6 +40,7 @@ fn play(choice: u8, stream: &[u8], chunk: usize) -> (Vec<LaneEvent>, bool) {
             address: "a:1".to_owned(),
             raw: choice & 32 != 0,
             origin: None,
+            forward: None,
         };
         assert_eq!(end.open(&request, 0), Ok(()), "a new lane is free");
     }

@@ -18,6 +18,8 @@ pub struct OpenRequest {
     pub raw: bool,
     /// The tunnelled connection's addresses, if the opener sends them.
     pub origin: Option<Origin>,
+    /// Between servers: what the opener says of the dial that it forwards; see [`crate::peer::Forward`].
+    pub forward: Option<Bytes>,
 }
 
 /// Addresses of the connection that the opener tunnels.
@@ -51,6 +53,8 @@ pub enum RefusalCode {
     Limit = 7,
     /// The other end is shutting down and opens no more tunnels.
     Leaving = 8,
+    /// Between servers: no local agent under the key that was named; no target was asked.
+    NotHere = 9,
 }
 
 impl RefusalCode {
@@ -64,6 +68,7 @@ impl RefusalCode {
             6 => Self::NotFound,
             7 => Self::Limit,
             8 => Self::Leaving,
+            9 => Self::NotHere,
             _ => Self::Failed,
         }
     }
@@ -82,6 +87,11 @@ pub(super) fn open_payload(request: &OpenRequest) -> Bytes {
     if let Some(origin) = &request.origin {
         put_address(&mut payload, origin.source);
         put_address(&mut payload, origin.destination);
+    }
+    if let Some(forward) = &request.forward {
+        let length = u16::try_from(forward.len()).unwrap_or(0);
+        payload.put_u16(length);
+        payload.put_slice(forward.get(..length.into()).unwrap_or_default());
     }
     let room = CONTROL_BYTES_MAX - payload.len();
     let end = request.address.floor_char_boundary(room);
@@ -132,7 +142,8 @@ fn take_origin(payload: &mut Bytes) -> Option<Origin> {
 pub(super) fn open_flags(request: &OpenRequest) -> u8 {
     let raw = if request.raw { Header::RAW } else { 0 };
     let origin = request.origin.map_or(0, |_| Header::ORIGIN);
-    raw | origin
+    let forward = request.forward.as_ref().map_or(0, |_| Header::FORWARD);
+    raw | origin | forward
 }
 
 pub(super) fn refusal_payload(code: RefusalCode, text: &str) -> Bytes {
@@ -153,6 +164,17 @@ pub(super) fn read_open(header: Header, mut payload: Bytes) -> Result<OpenReques
     if header.flags & Header::ORIGIN != 0 {
         origin = Some(take_origin(&mut payload).ok_or(unreadable)?);
     }
+    let mut forward = None;
+    if header.flags & Header::FORWARD != 0 {
+        let length = payload.try_get_u16().map_err(|_short| unreadable)?;
+        if payload.len() < usize::from(length) {
+            return Err(unreadable);
+        }
+        // Copied: it outlives the frame.
+        forward = Some(Bytes::copy_from_slice(
+            &payload.split_to(usize::from(length)),
+        ));
+    }
     let text = |bytes: &[u8]| {
         std::str::from_utf8(bytes)
             .map(str::to_owned)
@@ -163,6 +185,7 @@ pub(super) fn read_open(header: Header, mut payload: Bytes) -> Result<OpenReques
         address: text(&payload)?,
         raw: header.flags & Header::RAW != 0,
         origin,
+        forward,
     })
 }
 

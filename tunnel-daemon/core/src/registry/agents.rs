@@ -8,6 +8,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::nets::{Nets, remove_from};
+use super::peers::Peers;
 use super::pool::{Phase, Pool};
 use super::strategy::{Strategies, Strategy};
 use crate::ids::{AgentId, LinkId};
@@ -22,7 +23,7 @@ pub(super) const SILENT_KEYS_FOR: Duration = Duration::from_secs(60);
 const SILENT_KEYS_MAX: usize = 4096;
 
 /// A key by which dials find links.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(super) enum Key {
     Any,
     DefaultRoute,
@@ -88,6 +89,8 @@ pub struct Registry {
     retired: usize,
     /// Keys whose last link ended while its agent was silent, and when.
     pub(super) silent: HashMap<Key, Moment>,
+    /// Keys of other servers.
+    pub(super) peers: Peers,
 }
 
 #[derive(Debug)]
@@ -190,6 +193,7 @@ impl Registry {
             zone: None,
             retired: 0,
             silent: HashMap::new(),
+            peers: Peers::default(),
         }
     }
 
@@ -523,6 +527,19 @@ impl Registry {
             Key::Host(host) => self.hosts.get(host),
             Key::Net(net) => self.nets.pools.get(net),
         }
+    }
+
+    /// All pools with their keys.
+    pub(super) fn pools(&self) -> impl Iterator<Item = (Key, &Pool)> {
+        let hosts = self.hosts.iter();
+        let hosts = hosts.map(|(host, pool)| (Key::Host(host.clone()), pool));
+        let nets = self.nets.pools.iter();
+        let nets = nets.map(|(net, pool)| (Key::Net(*net), pool));
+        let single = [
+            (Key::Any, &self.any),
+            (Key::DefaultRoute, &self.default_route),
+        ];
+        single.into_iter().chain(hosts).chain(nets)
     }
 
     fn pool_mut(&mut self, key: &Key) -> Option<&mut Pool> {

@@ -2,11 +2,13 @@
 
 mod agents;
 mod nets;
+mod peers;
 mod pool;
 mod scope;
 mod strategy;
 
 pub use agents::{Availability, Condition, Registry, Silence, Standing};
+pub use peers::{PEER_KEYS_MAX, PeerKey, TooManyKeys};
 pub use scope::Scope;
 pub use strategy::{Strategies, StrategiesError, Strategy};
 

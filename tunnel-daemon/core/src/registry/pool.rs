@@ -114,6 +114,24 @@ impl Pool {
         }
     }
 
+    /// Whether an agent has a link that is ready.
+    pub(super) fn has_ready(&self) -> bool {
+        let ready = &self.lists[..=Phase::Ready as usize];
+        ready.iter().any(|list| !list.is_empty())
+    }
+
+    /// Whether an agent has a link that gets dials.
+    pub(super) fn has_usable(&self) -> bool {
+        let usable = &self.lists[..=Phase::LAST as usize];
+        usable.iter().any(|list| !list.is_empty())
+    }
+
+    /// The newest link of each agent.
+    pub(super) fn newest(&self) -> impl Iterator<Item = LinkId> {
+        let members = self.members.values();
+        members.filter_map(|member| member.links.last().map(|&(link, _)| link))
+    }
+
     /// Whether an agent has a link that is not silent.
     pub(super) fn has_heard(&self) -> bool {
         let heard = &self.lists[..Phase::Suspected as usize];

@@ -14,6 +14,7 @@ pub use super::lane_grant::{LANE_SECRET_BYTES, LaneGrant};
 pub use super::values::Values;
 pub use super::version::PeerVersion;
 use crate::ids::{AgentId, ServerId};
+use crate::peer::GROUP_LEN_MAX;
 use crate::text::Excerpt;
 
 /// Request header: the agent's id, exactly one, may be empty.
@@ -42,6 +43,57 @@ pub const ADIT_VERSION: &str = "adit-version";
 pub const ADIT_ZONE: &str = "adit-zone";
 /// Longest zone that an agent takes from a server, bytes: the longest value of a Kubernetes label has 63.
 pub const ZONE_LEN_MAX: usize = 256;
+
+/// Both ways: a server asks another one, or answers it. Between servers only.
+pub const ADIT_PEER: &str = "adit-peer";
+/// Both ways, between servers: the name of the installation.
+pub const ADIT_PEER_GROUP: &str = "adit-peer-group";
+/// Both ways, between servers: a number that a server draws when it starts.
+pub const ADIT_PEER_INCARNATION: &str = "adit-peer-incarnation";
+
+/// What a server says of itself to another server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeerHello {
+    /// The name of the installation; servers of another one are refused.
+    pub group: String,
+    /// A number that the server drew when it started: two processes with one id differ in it.
+    pub incarnation: u64,
+}
+
+impl PeerHello {
+    fn push_to(&self, pairs: &mut Vec<(&'static str, String)>) {
+        pairs.push((ADIT_PEER, "1".to_owned()));
+        pairs.push((ADIT_PEER_GROUP, self.group.clone()));
+        pairs.push((ADIT_PEER_INCARNATION, self.incarnation.to_string()));
+    }
+}
+
+/// The headers of [`PeerHello`], as they come.
+#[derive(Default)]
+struct PeerHeaders {
+    is_peer: bool,
+    group: String,
+    incarnation: Option<u64>,
+}
+
+impl PeerHeaders {
+    fn note(&mut self, name: &str, value: &str) {
+        match name {
+            ADIT_PEER => self.is_peer = value == "1",
+            ADIT_PEER_GROUP if value.len() <= GROUP_LEN_MAX => value.clone_into(&mut self.group),
+            ADIT_PEER_INCARNATION => self.incarnation = value.parse().ok(),
+            _ => (),
+        }
+    }
+
+    fn hello(self) -> Option<PeerHello> {
+        let incarnation = self.incarnation.filter(|_| self.is_peer)?;
+        Some(PeerHello {
+            group: self.group,
+            incarnation,
+        })
+    }
+}
 
 /// Extensions that are used only if both ends offer them. A missing header or a value other than `1` means "no".
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -90,6 +142,10 @@ pub struct AgentHello {
     pub extensions: Extensions,
     /// The release of the peer's program.
     pub version: PeerVersion,
+    /// The caller is a server that asks this one; its id is then a server's.
+    pub peer: Option<PeerHello>,
+    /// With `peer`: the zone of the caller.
+    pub zone: Option<Box<str>>,
 }
 
 impl AgentHello {
@@ -104,15 +160,20 @@ impl AgentHello {
         V: AsRef<[u8]> + ?Sized + 'a,
     {
         let (mut ids, mut sets, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
-        let mut version = PeerVersion::default();
+        let (mut version, mut peer) = (PeerVersion::default(), PeerHeaders::default());
+        let mut zone = None;
         for (name, value) in headers {
             let value = value.as_ref();
             let text = ascii(value).unwrap_or_default();
             match name {
+                ADIT_ZONE => zone = zone_of(text),
                 AGENT_ID => ids.push(value),
                 AGENT_IDENTIFIERS => sets.push(value),
                 ADIT_VERSION => version = PeerVersion::parse(text),
-                _ => extensions.note(name, text),
+                _ => {
+                    extensions.note(name, text);
+                    peer.note(name, text);
+                }
             }
         }
         let &[id] = &ids[..] else {
@@ -137,6 +198,8 @@ impl AgentHello {
             identifiers,
             extensions,
             version,
+            peer: peer.hello(),
+            zone,
         })
     }
 
@@ -149,6 +212,12 @@ impl AgentHello {
         ];
         self.extensions.push_to(&mut pairs);
         push_version(self.version, &mut pairs);
+        if let Some(peer) = &self.peer {
+            peer.push_to(&mut pairs);
+        }
+        if let Some(zone) = &self.zone {
+            pairs.push((ADIT_ZONE, zone.to_string()));
+        }
         pairs
     }
 }
@@ -187,6 +256,8 @@ pub struct ServerHello {
     pub zone: Option<Box<str>>,
     /// With [`Extensions::lanes`]: the permission to bind lanes to this link.
     pub lane_grant: Option<LaneGrant>,
+    /// The server answers as a peer.
+    pub peer: Option<PeerHello>,
 }
 
 impl ServerHello {
@@ -204,6 +275,7 @@ impl ServerHello {
         let (mut ids, mut counts, mut extensions) = (Vec::new(), Vec::new(), Extensions::default());
         let mut grant = LaneGrantHeaders::default();
         let (mut version, mut zone) = (PeerVersion::default(), None);
+        let mut peer = PeerHeaders::default();
         for (name, value) in headers {
             let value = value.as_ref();
             let text = ascii(value).unwrap_or_default();
@@ -215,6 +287,7 @@ impl ServerHello {
                 _ => {
                     extensions.note(name, text);
                     grant.note(name, text);
+                    peer.note(name, text);
                 }
             }
         }
@@ -243,6 +316,7 @@ impl ServerHello {
             version,
             zone,
             lane_grant,
+            peer: peer.hello(),
         })
     }
 
@@ -260,6 +334,9 @@ impl ServerHello {
         }
         if let Some(grant) = &self.lane_grant {
             grant.push_to(&mut pairs);
+        }
+        if let Some(peer) = &self.peer {
+            peer.push_to(&mut pairs);
         }
         pairs
     }
@@ -451,6 +528,8 @@ mod tests {
                 identifiers,
                 extensions,
                 version: PeerVersion::parse("1.2.3"),
+                peer: None,
+                zone: None,
             };
             let pairs = agent.to_headers();
             assert_eq!(AgentHello::from_headers(borrowed(&pairs)), Ok(agent));
@@ -461,6 +540,7 @@ mod tests {
                 version: PeerVersion::parse("1.2.4"),
                 zone: None,
                 lane_grant: lanes.then(grant),
+                peer: None,
             };
             let pairs = server.to_headers();
             assert_eq!(ServerHello::from_headers(borrowed(&pairs)), Ok(server));
@@ -487,6 +567,7 @@ mod tests {
             version: PeerVersion::default(),
             zone: None,
             lane_grant: Some(grant()),
+            peer: None,
         };
         assert!(!format!("{server:?}").contains("secret"));
         for (name, value) in [

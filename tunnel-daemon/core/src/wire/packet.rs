@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::packets as raw;
 use super::packets::packet::Payload;
-pub use super::packets::{PacketType, Side};
+pub use super::packets::{KeyChange, Keys, PacketType, Side};
 use crate::ids::{ConnId, DialId};
 
 /// One packet of the protocol. Payload and type agree by construction.
@@ -77,7 +77,12 @@ pub enum Packet {
         /// Which connection.
         conn: ConnId,
     },
+    /// Between servers only: changes of the keys under which the sender's agents can be asked.
+    Keys(Keys),
 }
+
+// The generated code leaves it out for messages with lists.
+impl Eq for Keys {}
 
 /// The result of decoding one message.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -119,6 +124,7 @@ impl Packet {
             Self::Window { .. } => PacketType::Window,
             Self::Fin { .. } => PacketType::Fin,
             Self::Reset { .. } => PacketType::Reset,
+            Self::Keys(_) => PacketType::Keys,
         }
     }
 
@@ -172,6 +178,7 @@ impl Packet {
                 side: side.into(),
             }),
             Self::Reset { conn } => Payload::Reset(raw::Reset { connect_id: conn.0 }),
+            Self::Keys(keys) => Payload::Keys(keys),
         };
         raw::Packet {
             r#type: kind.into(),
@@ -234,6 +241,7 @@ impl Packet {
             (PacketType::Reset, Some(Payload::Reset(p))) => Self::Reset {
                 conn: ConnId(p.connect_id),
             },
+            (PacketType::Keys, Some(Payload::Keys(p))) => Self::Keys(p),
             (_, _) => return Received::Violation(Violation::PayloadMismatch(number)),
         };
         Received::Packet(packet)

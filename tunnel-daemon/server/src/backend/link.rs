@@ -7,8 +7,9 @@ use adit_core::dial::AnswerTimes;
 use adit_core::ids::LinkId;
 use adit_core::registry::Standing;
 use adit_core::session::{Event, Isolation, Link, LinkConfig, LinkFailure, ProcessBudget, Role};
-use adit_core::wire::packet::PacketType;
+use adit_core::wire::packet::{Packet, PacketType};
 
+use crate::backend::announcements::Announcer;
 use crate::router::{LinkInfo, RegisteredLink, Router};
 use adit_net::grpc::{self, Code};
 use adit_telemetry::labels::{
@@ -48,6 +49,7 @@ pub(super) async fn run_link(
     settings: LinkSettings,
     (budget, source): (Arc<ProcessBudget>, Arc<str>),
     metrics: ServerMetrics,
+    announcer: Option<Announcer>,
 ) -> LinkExit {
     let RegisteredLink {
         handle,
@@ -73,7 +75,12 @@ pub(super) async fn run_link(
     let agent = handle.info.agent.clone();
     let principal = handle.info.identity.owner().cloned();
     let principal = principal.as_deref().unwrap_or_default();
-    tracing::info!(%agent, link = handle.id.0, adit = credit, version, principal, "agent connected");
+    let is_peer = announcer.is_some();
+    if is_peer {
+        tracing::info!(server = %agent, version, principal, "another server asks this one");
+    } else {
+        tracing::info!(%agent, link = handle.id.0, adit = credit, version, principal, "agent connected");
+    }
     if standing == Standing::Shadowed {
         tracing::warn!(%agent, link = handle.id.0, principal, "another principal holds this agent id; the newcomer gets no dials");
     }
@@ -86,6 +93,7 @@ pub(super) async fn run_link(
         retired: None,
         answers: Arc::clone(&handle.answers),
         metrics: metrics.clone(),
+        announcer,
     };
     let dirty_list = Arc::clone(&handle.dirty_list);
     let id = handle.id;
@@ -115,7 +123,9 @@ pub(super) async fn run_link(
     }
     drop(guard);
     publish(&router, &metrics);
-    if over.is_orderly() {
+    if is_peer {
+        tracing::info!(server = %agent, principal, reason = %over, "another server asks this one no more");
+    } else if over.is_orderly() {
         tracing::info!(%agent, principal, link = id.0, "agent left");
     } else if is_leaving {
         tracing::info!(%agent, principal, link = id.0, reason = SHUTTING_DOWN, "agent disconnected");
@@ -145,6 +155,8 @@ struct Hooks {
     to_agent: PacketCounter,
     retired: Option<GaugeGuard>,
     answers: Arc<AnswerTimes>,
+    /// At a link to another server.
+    announcer: Option<Announcer>,
 }
 
 impl Hooks {
@@ -156,6 +168,15 @@ impl Hooks {
 }
 
 impl LinkHooks for Hooks {
+    fn has_idle_packet(&self) -> bool {
+        self.announcer.as_ref().is_some_and(Announcer::has_news)
+    }
+
+    fn idle_packet(&mut self) -> Option<Packet> {
+        let keys = self.announcer.as_mut()?.next_packet()?;
+        Some(Packet::Keys(keys))
+    }
+
     fn peer_draining(&mut self) {
         let (agent, principal) = self.names();
         tracing::info!(agent, principal, link = self.link.0, "agent is draining");

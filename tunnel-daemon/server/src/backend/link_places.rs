@@ -106,6 +106,8 @@ mod tests {
             identifiers: Identifiers::default(),
             extensions: Extensions::default(),
             version: PeerVersion::default(),
+            peer: None,
+            zone: None,
         };
         let [one, other] = ["one", "other"].map(|owner| Source::new(&owner.into(), PeerAddr::Unix));
         let held: Vec<_> = std::iter::from_fn(|| quota.enter(&small, &one).ok()).collect();
@@ -134,6 +136,8 @@ mod tests {
             },
             extensions: Extensions::default(),
             version: PeerVersion::default(),
+            peer: None,
+            zone: None,
         };
         let [one, other] = ["one", "other"].map(|owner| Source::new(&owner.into(), PeerAddr::Unix));
         let large = hello(1024);

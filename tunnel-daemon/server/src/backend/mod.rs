@@ -1,8 +1,10 @@
 //! The agent listener: agent streams as links of the router.
 
 mod admission;
+mod announcements;
 mod authorizer;
 mod connection_links;
+mod forwarding;
 mod lanes;
 mod link;
 mod link_places;
@@ -10,7 +12,9 @@ mod node;
 mod service;
 
 pub use admission::AgentAuthenticator;
+pub use announcements::{Announcements, changes};
 pub use authorizer::{AgentAuthorizer, check_deny_list};
+pub use forwarding::{Forwarding, ForwardingCounts, failure};
 pub use link::LinkSettings;
-pub use node::{DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
-pub use service::{Backend, BackendSettings};
+pub use node::{AgentDoors, DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
+pub use service::{Backend, BackendSettings, PeerBackend};

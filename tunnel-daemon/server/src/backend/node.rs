@@ -111,21 +111,33 @@ impl NodeProxy {
             settings,
         })
     }
+}
 
-    /// The proxy for a link of this agent.
-    pub(super) fn of_agent(
-        self: &Arc<Self>,
+/// Decides on the tunnels that peers of a listener open: agents, or other servers.
+pub trait AgentDoors: Send + Sync {
+    /// The door for a link of this agent.
+    fn of_agent(
+        self: Arc<Self>,
+        agent: &AgentId,
+        principal: &Arc<str>,
+        source: &Source,
+    ) -> Arc<dyn AgentOpens>;
+}
+
+impl AgentDoors for NodeProxy {
+    fn of_agent(
+        self: Arc<Self>,
         agent: &AgentId,
         principal: &Arc<str>,
         source: &Source,
     ) -> Arc<dyn AgentOpens> {
         Arc::new(AgentDoor {
-            proxy: Arc::clone(self),
             dialer: Arc::new(self.settings.dialer.of(agent.as_str())),
             agent: agent.clone(),
             principal: Arc::clone(principal),
             source: source.clone(),
             quota: self.agents.of(agent, principal),
+            proxy: self,
         })
     }
 }

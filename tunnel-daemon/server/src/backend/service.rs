@@ -13,7 +13,9 @@ use adit_core::registry::Silence;
 use adit_core::session::ProcessBudget;
 use adit_core::text::Excerpt;
 use adit_core::wire::encode::MessageBuf;
-use adit_core::wire::metadata::{AgentHello, Extensions, LaneGrant, PeerVersion, ServerHello};
+use adit_core::wire::metadata::{
+    AgentHello, Extensions, LaneGrant, PeerHello, PeerVersion, ServerHello,
+};
 use adit_kube::token::Token;
 use futures_util::future::{Either, select};
 use h2::RecvStream;
@@ -24,12 +26,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::admission::{AgentAuthenticator, LargeCaller, Refused};
+use crate::backend::announcements::{Announcements, Announcer};
 use crate::backend::authorizer::{AgentAuthorizer, Rights};
 use crate::backend::connection_links::{ConnectionLinks, without_links};
 use crate::backend::lanes::LaneListener;
 use crate::backend::link::{Claims, LinkSettings, run_link};
 use crate::backend::link_places::{LinkPlaces, LinkQuota};
-use crate::backend::node::NodeProxy;
+use crate::backend::node::AgentDoors;
 use crate::router::{LinkHandle, LinkInfo, RegisteredLink, Router};
 use adit_config::plan::LaneSecurity;
 use adit_net::accounts::{Accounts, Labels};
@@ -81,9 +84,19 @@ pub struct BackendSettings {
     /// Checks stalled lanes and lanes without a link.
     pub lane_watch: Arc<LaneWatch>,
     /// Opens tunnels for agents; `None`: agents may open none.
-    pub node: Option<Arc<NodeProxy>>,
+    pub node: Option<Arc<dyn AgentDoors>>,
+    /// The callers are servers, not agents.
+    pub peers: Option<PeerBackend>,
     /// Kernel accounting.
     pub accounts: Accounts,
+}
+
+/// What makes a listener one for other servers.
+pub struct PeerBackend {
+    /// What this server says of itself.
+    pub hello: PeerHello,
+    /// What servers are told of this server's agents.
+    pub announcements: Announcements,
 }
 
 /// Serves agent connections.
@@ -244,6 +257,11 @@ impl Backend {
         ServerHello {
             extensions,
             lane_grant,
+            peer: self
+                .settings
+                .peers
+                .as_ref()
+                .map(|peers| peers.hello.clone()),
             server_count: hello.server_count.max(leases),
             // Sent only to peers that sent their own version.
             version: link
@@ -271,7 +289,7 @@ impl Backend {
         let link = &self.settings.link;
         let owner = identity.owner()?;
         let node = self.settings.node.as_ref();
-        let opens = node.map(|node| node.of_agent(&hello.agent, owner, source));
+        let opens = node.map(|node| Arc::clone(node).of_agent(&hello.agent, owner, source));
         Some(LanePool::new(PoolSettings {
             identity: identity.clone(),
             rights: Some(Arc::new(Rights::new(
@@ -449,6 +467,10 @@ impl Backend {
             self.settings.link,
             (Arc::clone(&self.budget), source.name()),
             self.metrics.clone(),
+            self.settings
+                .peers
+                .as_ref()
+                .map(|peers| Announcer::new(&peers.announcements)),
         );
         let links = who.links.clone();
         Some(async move {
@@ -475,6 +497,7 @@ impl Backend {
             .map_or("an agent without certificate", AsRef::as_ref);
         let unproven = Arc::from("");
         let source = Source::new(identity.owner().unwrap_or(&unproven), peer);
+        self.check_kind(&hello)?;
         let judged = self.settings.authorizer.changes();
         self.authorize(&hello.agent, &identity)?;
         self.settings
@@ -519,6 +542,30 @@ impl Backend {
             let _full = self.tasks.spawn("readable-lanes", serving);
         }
         Ok((entered, source, places))
+    }
+
+    /// # Errors
+    /// The caller is a server on the port for agents, an agent on the port for servers, or a server of another installation.
+    fn check_kind(&self, hello: &AgentHello) -> Result<(), Refused> {
+        let text = match (&self.settings.peers, &hello.peer) {
+            (None, None) => return Ok(()),
+            (None, Some(_)) => {
+                "this is the port for agents; servers call the one of --peer-bind".to_owned()
+            }
+            (Some(_), None) => {
+                "this is the port for servers; agents call the agent port".to_owned()
+            }
+            (Some(peers), Some(caller)) if peers.hello.group == caller.group => return Ok(()),
+            (Some(peers), Some(caller)) => format!(
+                "this server belongs to the installation {:?}, not {:?}: --peer-group must be the same",
+                peers.hello.group, caller.group
+            ),
+        };
+        Err(Refused::new(
+            AgentRefusal::Metadata,
+            Code::PermissionDenied,
+            text,
+        ))
     }
 
     /// # Errors

@@ -5,18 +5,23 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use adit_core::dial::{Attempts, HEDGE_AFTER_MIN, HedgeBudget, LinkState, Reason, Step};
+use adit_core::dial::{
+    AnswerTimes, Attempts, HEDGE_AFTER_MIN, HedgeBudget, LinkState, Reason, Step,
+};
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
+use adit_core::peer::Forward;
 use adit_core::registry::{Condition, Registry, Scope};
-use adit_core::session::{CancelledDial, DialRequest, TunnelKind};
+use adit_core::session::{CancelledDial, DialRequest, Moment, TunnelKind};
 use adit_core::target::Host;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep_until};
 
+use crate::owner::owner_hash;
 use crate::router::handle::LinkHandle;
+use crate::router::peers::{PeerAnswer, PeerHandle, time_left};
 use crate::router::route::{OpenTunnel, Router};
 use adit_config::limits;
 use adit_telemetry::labels::{AgentDial, DialReason, Path};
@@ -220,14 +225,47 @@ impl AskedAgents {
 
 /// A client's request.
 #[derive(Clone, Copy)]
-struct Wanted<'a> {
-    dial: DialId,
-    protocol: &'a str,
-    address: &'a str,
-    raw_lane: bool,
+pub(super) struct Wanted<'a> {
+    pub(super) dial: DialId,
+    pub(super) protocol: &'a str,
+    pub(super) address: &'a str,
+    pub(super) raw_lane: bool,
 }
 
-type Outcome = (LinkHandle, Result<OpenTunnel<Carrier>, CancelledDial>);
+/// Whom an attempt asks.
+#[derive(Clone)]
+enum Candidate {
+    /// An agent of this server.
+    Agent(LinkHandle),
+    /// Another server, for its agents.
+    Peer(PeerHandle),
+}
+
+impl Candidate {
+    fn id(&self) -> LinkId {
+        match self {
+            Self::Agent(link) => link.id,
+            Self::Peer(peer) => peer.id,
+        }
+    }
+
+    fn answers(&self) -> &AnswerTimes {
+        match self {
+            Self::Agent(link) => &link.answers,
+            Self::Peer(peer) => &peer.answers,
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        match self {
+            Self::Agent(link) => link.is_silent.load(Relaxed),
+            Self::Peer(peer) => peer.is_silent(),
+        }
+    }
+}
+
+type Opened = Result<OpenTunnel<Carrier>, CancelledDial>;
+type Outcome = (Candidate, Opened);
 type Running<'a> = Pin<Box<dyn Future<Output = Outcome> + Send + 'a>>;
 
 impl Router {
@@ -256,6 +294,7 @@ impl Router {
                 link: open.link,
                 agent: open.agent,
                 principal: open.principal,
+                via: open.via,
             }),
             // Not requested, so never returned.
             Carrier::RawLane(_) => Err(DialFailure::LinkLost),
@@ -311,10 +350,13 @@ impl Router {
             router: self,
             wanted,
             scope,
+            host,
+            deadline: self.limits.timeout.map(|timeout| moment().after(timeout)),
             asked,
             attempts: Attempts::default(),
             handles: Vec::new(),
             tried: Vec::new(),
+            not_here: Vec::new(),
             replaced: None,
         };
         let dialing = dialing.run();
@@ -331,14 +373,90 @@ impl Router {
         })
     }
 
-    /// Asks the agent of a link; `number` is the number of the attempt.
+    /// Asks a candidate; `number` is the number of the attempt. `forward` is made for a peer only.
     async fn attempt(
+        &self,
+        candidate: Candidate,
+        wanted: Wanted<'_>,
+        forward: Option<Forward>,
+        agents: &AskedAgents,
+        number: usize,
+    ) -> Outcome {
+        match (candidate, forward) {
+            (Candidate::Agent(handle), _) => {
+                let (handle, opened) = self.ask_agent(handle, wanted, agents, number).await;
+                (Candidate::Agent(handle), opened)
+            }
+            (Candidate::Peer(peer), Some(forward)) => {
+                agents.on(number, Path::Peer);
+                let opened = self.ask_peer(&peer, wanted, forward).await;
+                if let Err(cancelled) = &opened {
+                    agents.failed(number, &cancelled.failure);
+                }
+                (Candidate::Peer(peer), opened)
+            }
+            // Every question to a peer says under which key.
+            (candidate @ Candidate::Peer(_), None) => (
+                candidate,
+                Err(CancelledDial {
+                    failure: DialFailure::NoAgent,
+                    written: false,
+                }),
+            ),
+        }
+    }
+
+    /// Asks a peer.
+    async fn ask_peer(&self, peer: &PeerHandle, wanted: Wanted<'_>, forward: Forward) -> Opened {
+        let asked = moment();
+        peer.answers.sent(asked);
+        peer.counts().dials.fetch_add(1, Relaxed);
+        let opening = peer.opener.open(wanted.protocol, wanted.address, forward);
+        let unasked = |failure| {
+            Err(CancelledDial {
+                failure,
+                written: false,
+            })
+        };
+        let endpoint = match opening.await {
+            PeerAnswer::Open(endpoint) => endpoint,
+            PeerAnswer::NotHere => {
+                peer.counts().not_here.fetch_add(1, Relaxed);
+                peer.answers.answered(asked, moment());
+                return unasked(DialFailure::NoAgent);
+            }
+            PeerAnswer::NotAsked => return unasked(DialFailure::LinkBusy),
+            PeerAnswer::Failed(failure) => {
+                peer.counts().failed.fetch_add(1, Relaxed);
+                if let DialFailure::Target(_) = failure {
+                    peer.answers.answered(asked, moment());
+                }
+                let written = !matches!(
+                    failure,
+                    DialFailure::TooManyPending { .. } | DialFailure::NoMemory
+                );
+                return Err(CancelledDial { failure, written });
+            }
+        };
+        peer.answers.answered(asked, moment());
+        Ok(OpenTunnel {
+            carrier: Carrier::Endpoint(endpoint),
+            conn: ConnId(self.next_lane_conn.fetch_add(1, Relaxed)),
+            link: peer.id,
+            agent: AgentId::new(peer.server.as_str()),
+            principal: None,
+            via: Some(peer.server.clone()),
+        })
+    }
+
+    /// Asks the agent of a link; `number` is the number of the attempt.
+    pub(super) async fn ask_agent(
         &self,
         handle: LinkHandle,
         wanted: Wanted<'_>,
         agents: &AskedAgents,
         number: usize,
-    ) -> Outcome {
+    ) -> (LinkHandle, Opened) {
         let asked = moment();
         handle.answers.sent(asked);
         let on = |path| agents.on(number, path);
@@ -360,8 +478,7 @@ impl Router {
         (handle, outcome)
     }
 
-    /// Asks the agent over the paths that lead to it, in order: a lane, then the link. A path by way of another server would
-    /// be tried here, and make an [`OpenTunnel`] as the others do.
+    /// Asks the agent over the paths that lead to it, in order: a lane, then the link.
     async fn dial_on(
         &self,
         handle: &LinkHandle,
@@ -381,6 +498,7 @@ impl Router {
             link: handle.id,
             agent: handle.info.agent.clone(),
             principal: handle.info.identity.owner().cloned(),
+            via: None,
         })
     }
 
@@ -406,6 +524,12 @@ impl Router {
             }
             OnLane::NotSeen => None,
         }
+    }
+
+    /// The link to ask instead of one that is provisional.
+    pub(super) fn settled(&self, handle: &LinkHandle) -> Option<LinkHandle> {
+        let is_new = handle.since.elapsed() < PROVISIONAL;
+        is_new.then(|| self.older(handle)).flatten()
     }
 
     /// The newest older link of the same agent that is serving.
@@ -504,12 +628,16 @@ struct Dialing<'a> {
     router: &'a Router,
     wanted: Wanted<'a>,
     scope: Scope,
+    host: Host,
+    deadline: Option<Moment>,
     asked: &'a AskedAgents,
     attempts: Attempts,
-    /// Links that were asked.
-    handles: Vec<LinkHandle>,
-    /// Ids of the same links.
+    /// Agents and peers that were asked.
+    handles: Vec<Candidate>,
+    /// Ids of their links.
     tried: Vec<LinkId>,
+    /// Peers that had no agent under the key.
+    not_here: Vec<LinkId>,
     /// The older link that was asked because its agent's newest link was provisional.
     replaced: Option<LinkId>,
 }
@@ -526,9 +654,11 @@ impl Dialing<'_> {
                 Step::Fail(failure) => return Err(failure),
                 Step::Ask(reason) => {
                     step = match self.pick(reason) {
-                        Some((handle, number)) => {
+                        Some((candidate, number)) => {
                             let (wanted, asked) = (self.wanted, self.asked);
-                            running.push(Box::pin(router.attempt(handle, wanted, asked, number)));
+                            let forward = self.forward(&candidate);
+                            let attempt = router.attempt(candidate, wanted, forward, asked, number);
+                            running.push(Box::pin(attempt));
                             place = None;
                             self.check()
                         }
@@ -562,9 +692,8 @@ impl Dialing<'_> {
         }
     }
 
-    /// Chooses the next link to ask; returns it with the number of the attempt. `None`: no agent matches, or the hedge budget
-    /// is spent.
-    fn pick(&mut self, reason: Reason) -> Option<(LinkHandle, usize)> {
+    /// Chooses whom to ask next; returns it with the number of the attempt. `None`: nobody matches, or the hedge budget is spent.
+    fn pick(&mut self, reason: Reason) -> Option<(Candidate, usize)> {
         let (router, now) = (self.router, moment());
         let address = self.wanted.address;
         if reason == Reason::Slow
@@ -574,46 +703,114 @@ impl Dialing<'_> {
         {
             return None;
         }
-        let (handle, is_replaced) = self.find(reason)?;
+        let (candidate, is_replaced) = self.find(reason).or_else(|| self.find_elsewhere(reason))?;
         router.dials.count(reason);
-        let info = &handle.info;
-        let number = self.asked.add(&info.agent, info.identity.owner());
-        self.attempts.begin(handle.id, reason, now);
-        self.tried.push(handle.id);
-        self.handles.push(handle.clone());
+        let number = match &candidate {
+            Candidate::Agent(handle) => {
+                let info = &handle.info;
+                self.asked.add(&info.agent, info.identity.owner())
+            }
+            Candidate::Peer(peer) => self.asked.add(&AgentId::new(peer.server.as_str()), None),
+        };
+        let id = candidate.id();
+        self.attempts.begin(id, reason, now);
+        self.tried.push(id);
+        self.handles.push(candidate.clone());
         if is_replaced {
-            self.replaced = Some(handle.id);
+            self.replaced = Some(id);
         }
-        Some((handle, number))
+        Some((candidate, number))
     }
 
-    /// A link not asked before. True with an older link of an agent whose newest link is provisional.
-    fn find(&mut self, reason: Reason) -> Option<(LinkHandle, bool)> {
+    /// When the key was that of peers alone, and all of them have said that they have no such agent any more, the dial is as good
+    /// as new: nobody was asked, and the next key counts.
+    fn find_elsewhere(&mut self, reason: Reason) -> Option<(Candidate, bool)> {
+        if self.not_here.is_empty() || self.not_here.len() < self.tried.len() {
+            return None;
+        }
+        let (router, not_here) = (self.router, &self.not_here);
+        let scope = router
+            .with_registry(|registry| registry.scope_without(&self.host, moment(), not_here))?;
+        if scope == self.scope {
+            return None;
+        }
+        self.scope = scope;
+        self.find(reason)
+    }
+
+    /// A candidate not asked before. True with an older link of an agent whose newest link is provisional.
+    fn find(&mut self, reason: Reason) -> Option<(Candidate, bool)> {
         let router = self.router;
         let heard = matches!(reason, Reason::Slow | Reason::Silent);
         // Links to skip in this search; a later search may try them.
         let mut passed = self.tried.clone();
+        // Peers that had no agent have asked nobody.
+        let first = self
+            .handles
+            .iter()
+            .find(|candidate| !self.not_here.contains(&candidate.id()));
         loop {
             let draw = rand::random();
-            let link = router.with_registry(|registry| match self.handles.first() {
+            let link = router.with_registry(|registry| match first {
                 None => registry.pick(&self.scope, draw, &passed),
-                Some(first) => {
+                Some(Candidate::Agent(first)) => {
                     let owner = first.info.identity.owner().map(AsRef::as_ref);
                     registry.pick_again(&self.scope, owner, heard, draw, &passed)
                 }
+                Some(Candidate::Peer(_)) => {
+                    let owner = registry.peer_owner(&self.scope);
+                    if owner.is_none() && registry.is_claim(&self.scope) {
+                        // Whose agent the peer has asked is not known.
+                        return None;
+                    }
+                    let is_owner = |other: Option<&str>| Some(owner_hash(other)) == owner;
+                    registry.pick_owned(&self.scope, &is_owner, heard, draw, &passed)
+                }
             })?;
             passed.push(link);
-            // A link that is ending leaves this table before the registry.
+            // A link that is ending leaves these tables before the registry.
             let Some(handle) = router.handle(link) else {
-                continue;
+                match router.peer(link) {
+                    Some(peer) => return Some((Candidate::Peer(peer), false)),
+                    None => continue,
+                }
             };
-            let is_new = handle.since.elapsed() < PROVISIONAL;
-            match is_new.then(|| router.older(&handle)).flatten() {
-                None => return Some((handle, false)),
+            match router.settled(&handle) {
+                None => return Some((Candidate::Agent(handle), false)),
                 Some(older) if self.tried.contains(&older.id) => (),
-                Some(older) => return Some((older, true)),
+                Some(older) => return Some((Candidate::Agent(older), true)),
             }
         }
+    }
+
+    /// What a peer is told of this dial.
+    fn forward(&self, candidate: &Candidate) -> Option<Forward> {
+        let Candidate::Peer(peer) = candidate else {
+            return None;
+        };
+        let owner = self.router.with_registry(|registry| {
+            registry.is_claim(&self.scope).then(|| {
+                let others = self.handles.iter().filter(|other| other.id() != peer.id);
+                let agents = others.filter_map(|other| match other {
+                    Candidate::Agent(agent) => Some(agent),
+                    Candidate::Peer(_) => None,
+                });
+                match agents.into_iter().next() {
+                    Some(first) => {
+                        let owner = first.info.identity.owner().map(AsRef::as_ref);
+                        Some(owner_hash(owner))
+                    }
+                    None => registry.peer_owner(&self.scope),
+                }
+            })
+        });
+        Some(Forward {
+            scope: self.scope.clone(),
+            time_left: time_left(self.deadline, moment()),
+            owner: owner.flatten(),
+            dial: self.wanted.dial,
+            client: String::new(),
+        })
     }
 
     fn found_none(&mut self, reason: Reason) -> Step {
@@ -623,24 +820,28 @@ impl Dialing<'_> {
         self.attempts.found_none(reason, may_come, now)
     }
 
-    fn ended(&mut self, handle: &LinkHandle, cancelled: CancelledDial) -> Step {
+    fn ended(&mut self, candidate: &Candidate, cancelled: CancelledDial) -> Step {
         let (dials, now) = (&self.router.dials, moment());
+        let id = candidate.id();
+        if let (Candidate::Peer(_), DialFailure::NoAgent) = (candidate, &cancelled.failure) {
+            self.not_here.push(id);
+        }
         if let DialFailure::Target(_) = cancelled.failure {
-            let took = self.attempts.took(handle.id, now);
+            let took = self.attempts.took(id, now);
             dials.with_budget(|budget| budget.failed(self.wanted.address, took, now));
         }
-        let is_silent = handle.is_silent.load(Relaxed);
-        self.attempts.ended(handle.id, cancelled, is_silent, now)
+        let is_silent = candidate.is_silent();
+        self.attempts.ended(id, cancelled, is_silent, now)
     }
 
     fn check(&mut self) -> Step {
         let (handles, replaced) = (&self.handles, self.replaced);
         self.attempts.check(moment(), |link, asked| {
-            let handle = handles.iter().find(|handle| handle.id == link);
+            let handle = handles.iter().find(|handle| handle.id() == link);
             LinkState {
-                is_silent: handle.is_some_and(|handle| handle.is_silent.load(Relaxed)),
+                is_silent: handle.is_some_and(Candidate::is_silent),
                 hedge_at: match handle {
-                    Some(handle) if replaced != Some(link) => handle.answers.hedge_at(asked),
+                    Some(handle) if replaced != Some(link) => handle.answers().hedge_at(asked),
                     // By then the newer link of its agent is no longer provisional.
                     _ => asked.after(HEDGE_AFTER_MIN),
                 },

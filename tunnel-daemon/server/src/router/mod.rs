@@ -1,11 +1,17 @@
 //! Chooses the agent and the link for a dial, and retries when a dial fails.
 
 mod dial;
+mod forwarded;
 mod handle;
+mod peers;
 mod route;
 
 pub use dial::AskedAgents;
+pub use forwarded::NotForwarded;
 pub use handle::{LinkHandle, LinkInfo};
+pub use peers::{
+    Asking, PeerAnswer, PeerCounts, PeerHandle, PeerOpener, RegisteredPeer, TooManyPeers,
+};
 pub use route::{DialLimits, LinkGuard, OpenTunnel, RegisteredLink, Router, TooManyLinks};
 
 #[cfg(test)]

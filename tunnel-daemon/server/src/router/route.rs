@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use adit_core::ids::{AgentId, ConnId, LinkId};
+use adit_core::ids::{AgentId, ConnId, LinkId, ServerId};
 use adit_core::registry::{Registry, Silence, Standing};
 use adit_core::session::ProcessBudget;
 use adit_core::target::Host;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::router::dial::DialState;
 use crate::router::handle::{LinkHandle, LinkInfo};
+use crate::router::peers::PeerHandle;
 use adit_telemetry::DialCounts;
 use adit_tunnel::channel::DirtyList;
 use adit_tunnel::clock::moment;
@@ -60,12 +61,15 @@ pub struct OpenTunnel<C = Endpoint> {
     pub agent: AgentId,
     /// What the agent has proved.
     pub principal: Option<Arc<str>>,
+    /// The server whose agent it is, if not this one; `agent` is then unknown, and names that server, too.
+    pub via: Option<ServerId>,
 }
 
 /// The links of a server, and how a dial finds one.
 pub struct Router {
-    registry: Mutex<Registry>,
+    pub(super) registry: Mutex<Registry>,
     links: Mutex<HashMap<LinkId, LinkHandle>>,
+    pub(super) peers: Mutex<HashMap<LinkId, PeerHandle>>,
     next_link: AtomicU64,
     pub(super) next_lane_conn: AtomicI64,
     pub(super) pending: Semaphore,
@@ -130,7 +134,7 @@ impl Drop for LinkGuard {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while these are held; if it did, the tables are still consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -154,6 +158,7 @@ impl Router {
         Arc::new(Self {
             registry: Mutex::new(registry),
             links: Mutex::new(HashMap::new()),
+            peers: Mutex::new(HashMap::new()),
             next_link: AtomicU64::new(1),
             next_lane_conn: AtomicI64::new(1),
             pending: Semaphore::new(limits.pending_max),
@@ -177,7 +182,7 @@ impl Router {
         links_max: usize,
         lanes: Option<Arc<LanePool>>,
     ) -> Result<RegisteredLink, TooManyLinks> {
-        let id = LinkId(self.next_link.fetch_add(1, Relaxed));
+        let id = self.new_link();
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let handle = LinkHandle {
             id,
@@ -213,9 +218,14 @@ impl Router {
         })
     }
 
+    pub(super) fn new_link(&self) -> LinkId {
+        LinkId(self.next_link.fetch_add(1, Relaxed))
+    }
+
     /// Prefers other agents from now on, since this one sent DRAIN.
     pub fn set_draining(&self, link: LinkId) {
         locked(&self.registry).set_draining(link);
+        self.changed.notify_waiters();
     }
 
     /// Records how long the agent of a link has been silent; zero: it responds. Returns the agent if that changes which dials

@@ -22,6 +22,7 @@ pub(crate) fn request(address: &str) -> OpenRequest {
         address: address.to_owned(),
         raw: false,
         origin: None,
+        forward: None,
     }
 }
 

@@ -59,6 +59,7 @@ fn request() -> OpenRequest {
         address: "target:80".to_owned(),
         raw: true,
         origin: None,
+        forward: None,
     }
 }
 

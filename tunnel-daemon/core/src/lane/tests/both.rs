@@ -11,6 +11,7 @@ fn with_origin(source: &str, destination: &str) -> OpenRequest {
     };
     OpenRequest {
         origin: Some(origin),
+        forward: None,
         ..request()
     }
 }

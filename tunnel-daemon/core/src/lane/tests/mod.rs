@@ -15,6 +15,7 @@ fn request() -> OpenRequest {
         address: "10.0.0.1:10250".to_owned(),
         raw: false,
         origin: None,
+        forward: None,
     }
 }
 

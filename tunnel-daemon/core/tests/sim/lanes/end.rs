@@ -134,6 +134,7 @@ impl End {
             address: uid.to_string(),
             raw,
             origin: None,
+            forward: None,
         };
         let opened = self.machine.open(&request, want);
         assert!(opened.is_ok(), "not free: {self:?}");

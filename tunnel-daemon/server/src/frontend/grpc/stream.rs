@@ -342,6 +342,7 @@ impl ProxyStream {
             // Types that clients do not send.
             Packet::DialRsp { .. }
             | Packet::CloseRsp { .. }
+            | Packet::Keys(_)
             | Packet::Drain
             | Packet::Window { .. }
             | Packet::Fin { .. }

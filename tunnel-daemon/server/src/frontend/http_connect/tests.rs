@@ -81,6 +81,7 @@ fn opened(
         link: LinkId(1),
         agent: AgentId::new("a"),
         principal: None,
+        via: None,
     };
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
     tunnel.dialing("a.test:1");

@@ -1,0 +1,422 @@
+//! Keys under which other servers can ask their agents.
+//!
+//! Hints: a key is kept as a hash, and the server that announced it decides. A stale hint, or two keys of one hash, cost a dial one
+//! question, never a wrong target.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::agents::{Key, Registry};
+use super::pool::Pool;
+use super::scope::Scope;
+use super::strategy::Strategy;
+use crate::ids::LinkId;
+use crate::peer::PEERS_MAX;
+
+/// Most keys of one peer.
+pub const PEER_KEYS_MAX: usize = 1 << 17;
+/// Most keys of all peers together: 32 MiB.
+const ALL_KEYS_MAX: usize = 1 << 19;
+
+/// What a server says of one of its keys.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct PeerKey {
+    /// Hash of what the key's agents have proved; 0 if they differ, or if the key is no claim.
+    pub owner: u64,
+    /// No agent of the key is ready; some are draining or suspected.
+    pub draining: bool,
+}
+
+/// A peer has more keys than this server keeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the peer announces more keys than are kept: at most {PEER_KEYS_MAX} of one peer")]
+pub struct TooManyKeys;
+
+/// The preference among peers of a key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum PeerStage {
+    Ready,
+    Draining,
+    Silent,
+}
+
+#[derive(Debug)]
+struct Peer {
+    link: LinkId,
+    keys: usize,
+    is_complete: bool,
+}
+
+/// Bit sets of peers, by slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Entry {
+    holders: u64,
+    draining: u64,
+    owner: u64,
+    /// Of a network: whether it is of IPv6, and its prefix length.
+    length: Option<(bool, u8)>,
+}
+
+/// The keys of all peers.
+#[derive(Default, Debug)]
+pub(super) struct Peers {
+    slots: Vec<Option<Peer>>,
+    entries: HashMap<u64, Entry>,
+    hasher: RandomState,
+    /// Number of networks by prefix length.
+    v4_lengths: BTreeMap<u8, usize>,
+    v6_lengths: BTreeMap<u8, usize>,
+    near: u64,
+    draining: u64,
+    silent: u64,
+}
+
+impl Peers {
+    fn slot(&self, link: LinkId) -> Option<usize> {
+        let is_it = |peer: &Option<Peer>| peer.as_ref().is_some_and(|peer| peer.link == link);
+        self.slots.iter().position(is_it)
+    }
+
+    fn bits(&self, links: &[LinkId]) -> u64 {
+        let slots = links.iter().filter_map(|link| self.slot(*link));
+        slots.fold(0, |bits, slot| bits | 1 << slot)
+    }
+
+    fn entry(&self, key: &Key) -> Option<&Entry> {
+        if self.entries.is_empty() {
+            return None;
+        }
+        self.entries.get(&self.hasher.hash_one(key))
+    }
+
+    /// Whether a peer other than those in `except` has the key.
+    pub(super) fn has(&self, key: &Key, except: &[LinkId]) -> bool {
+        let entry = self.entry(key);
+        entry.is_some_and(|entry| entry.holders & !self.bits(except) != 0)
+    }
+
+    /// The longest network around `ip` that a peer other than those in `except` has.
+    pub(super) fn longest_around(&self, ip: IpAddr, except: &[LinkId]) -> Option<IpNet> {
+        let lengths = if ip.is_ipv4() {
+            &self.v4_lengths
+        } else {
+            &self.v6_lengths
+        };
+        lengths
+            .keys()
+            .rev()
+            .filter_map(|length| Some(IpNet::new(ip, *length).ok()?.trunc()))
+            .find(|net| self.has(&Key::Net(*net), except))
+    }
+
+    /// A peer of this stage that has the key: of this server's zone if there is one, chosen by `draw`.
+    pub(super) fn pick(
+        &self,
+        key: &Key,
+        stage: PeerStage,
+        draw: u64,
+        except: &[LinkId],
+    ) -> Option<LinkId> {
+        let entry = self.entry(key)?;
+        let draining = entry.draining | self.draining;
+        let stage = match stage {
+            PeerStage::Ready => !draining & !self.silent,
+            PeerStage::Draining => draining & !self.silent,
+            PeerStage::Silent => self.silent,
+        };
+        let bits = entry.holders & stage & !self.bits(except);
+        let near = bits & self.near;
+        let bits = if near == 0 { bits } else { near };
+        let count = u64::from(bits.count_ones());
+        let mut left = draw.checked_rem(count)?;
+        let slot = (0..u64::BITS)
+            .filter(|slot| bits & 1 << slot != 0)
+            .find(|_| {
+                let is_it = left == 0;
+                left = left.saturating_sub(1);
+                is_it
+            })?;
+        let peer = self.slots.get(slot as usize)?.as_ref()?;
+        Some(peer.link)
+    }
+
+    fn lengths(&mut self, is_v6: bool) -> &mut BTreeMap<u8, usize> {
+        if is_v6 {
+            &mut self.v6_lengths
+        } else {
+            &mut self.v4_lengths
+        }
+    }
+
+    fn count_length(&mut self, length: Option<(bool, u8)>) {
+        if let Some((is_v6, length)) = length {
+            *self.lengths(is_v6).entry(length).or_default() += 1;
+        }
+    }
+
+    fn uncount_length(&mut self, length: Option<(bool, u8)>) {
+        let Some((is_v6, length)) = length else {
+            return;
+        };
+        let lengths = self.lengths(is_v6);
+        match lengths.get_mut(&length) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => {
+                lengths.remove(&length);
+            }
+        }
+    }
+
+    fn set(&mut self, slot: usize, key: &Key, said: PeerKey) -> Result<(), TooManyKeys> {
+        let (hash, bit) = (self.hasher.hash_one(key), 1 << slot);
+        let is_full = self.entries.len() >= ALL_KEYS_MAX;
+        let Some(peer) = self.slots.get_mut(slot).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        let known = self.entries.get_mut(&hash);
+        let is_new = known.as_ref().is_none_or(|entry| entry.holders & bit == 0);
+        if is_new && (peer.keys >= PEER_KEYS_MAX || (known.is_none() && is_full)) {
+            return Err(TooManyKeys);
+        }
+        peer.keys += usize::from(is_new);
+        let draining = if said.draining { bit } else { 0 };
+        match known {
+            Some(entry) => {
+                let others = entry.holders & !bit != 0;
+                entry.owner = match said.owner {
+                    owner if !others || owner == entry.owner => owner,
+                    _ => 0,
+                };
+                entry.holders |= bit;
+                entry.draining = entry.draining & !bit | draining;
+            }
+            None => {
+                let length = match key {
+                    Key::Net(net) => Some((matches!(net, IpNet::V6(_)), net.prefix_len())),
+                    Key::Any | Key::DefaultRoute | Key::Host(_) => None,
+                };
+                let entry = Entry {
+                    holders: bit,
+                    draining,
+                    owner: said.owner,
+                    length,
+                };
+                self.entries.insert(hash, entry);
+                self.count_length(length);
+            }
+        }
+        Ok(())
+    }
+
+    fn unset(&mut self, slot: usize, key: &Key) {
+        let (hash, bit) = (self.hasher.hash_one(key), 1 << slot);
+        let Some(entry) = self.entries.get_mut(&hash) else {
+            return;
+        };
+        if entry.holders & bit == 0 {
+            return;
+        }
+        entry.holders &= !bit;
+        entry.draining &= !bit;
+        let (is_over, length) = (entry.holders == 0, entry.length);
+        if let Some(peer) = self.slots.get_mut(slot).and_then(Option::as_mut) {
+            peer.keys -= 1;
+        }
+        if is_over {
+            self.entries.remove(&hash);
+            self.uncount_length(length);
+        }
+    }
+
+    fn remove(&mut self, slot: usize) {
+        let bit = 1 << slot;
+        let mut over = Vec::new();
+        self.entries.retain(|_, entry| {
+            entry.holders &= !bit;
+            entry.draining &= !bit;
+            if entry.holders == 0 && entry.length.is_some() {
+                over.push(entry.length);
+            }
+            entry.holders != 0
+        });
+        self.entries.shrink_to_fit();
+        for length in over {
+            self.uncount_length(length);
+        }
+        for set in [&mut self.near, &mut self.draining, &mut self.silent] {
+            *set &= !bit;
+        }
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = None;
+        }
+    }
+}
+
+/// Sets or clears a bit.
+fn put(set: &mut u64, slot: usize, is_in: bool) {
+    let bit = 1 << slot;
+    *set = if is_in { *set | bit } else { *set & !bit };
+}
+
+impl Registry {
+    /// Adds a peer without keys. `near`: it is in the zone of this server. False if there are [`PEERS_MAX`] peers already.
+    pub fn add_peer(&mut self, link: LinkId, near: bool) -> bool {
+        let peers = &mut self.peers;
+        let free = peers.slots.iter().position(Option::is_none);
+        let slot = free.unwrap_or(peers.slots.len());
+        if slot >= PEERS_MAX {
+            return false;
+        }
+        let peer = Peer {
+            link,
+            keys: 0,
+            is_complete: false,
+        };
+        match peers.slots.get_mut(slot) {
+            Some(place) => *place = Some(peer),
+            None => peers.slots.push(Some(peer)),
+        }
+        put(&mut peers.near, slot, near);
+        true
+    }
+
+    /// Removes a peer with all its keys.
+    pub fn remove_peer(&mut self, link: LinkId) {
+        if let Some(slot) = self.peers.slot(link) {
+            self.peers.remove(slot);
+        }
+    }
+
+    /// The peer does not answer, or answers again.
+    pub fn set_peer_silent(&mut self, link: LinkId, is_silent: bool) {
+        if let Some(slot) = self.peers.slot(link) {
+            put(&mut self.peers.silent, slot, is_silent);
+        }
+    }
+
+    /// The peer is going away: others are preferred.
+    pub fn set_peer_draining(&mut self, link: LinkId) {
+        if let Some(slot) = self.peers.slot(link) {
+            put(&mut self.peers.draining, slot, true);
+        }
+    }
+
+    /// A peer has announced a key, or that it has it no more (`None`).
+    ///
+    /// # Errors
+    /// The peer has too many keys.
+    pub fn set_peer_key(
+        &mut self,
+        link: LinkId,
+        scope: &Scope,
+        said: Option<PeerKey>,
+    ) -> Result<(), TooManyKeys> {
+        let Some(slot) = self.peers.slot(link) else {
+            return Ok(());
+        };
+        match said {
+            Some(said) => self.peers.set(slot, &scope.0, said),
+            None => {
+                self.peers.unset(slot, &scope.0);
+                Ok(())
+            }
+        }
+    }
+
+    /// A peer has announced all its keys. True the first time.
+    pub fn complete_peer(&mut self, link: LinkId) -> bool {
+        let slot = self.peers.slot(link);
+        let peer = slot.and_then(|slot| self.peers.slots.get_mut(slot)?.as_mut());
+        peer.is_some_and(|peer| !std::mem::replace(&mut peer.is_complete, true))
+    }
+
+    /// Whether a peer has announced all its keys.
+    #[must_use]
+    pub fn has_complete_peer(&self) -> bool {
+        let mut peers = self.peers.slots.iter().flatten();
+        peers.any(|peer| peer.is_complete)
+    }
+
+    /// Number of keys of one peer.
+    #[must_use]
+    pub fn keys_of_peer(&self, link: LinkId) -> usize {
+        let slot = self.peers.slot(link);
+        let peer = slot.and_then(|slot| self.peers.slots.get(slot)?.as_ref());
+        peer.map_or(0, |peer| peer.keys)
+    }
+
+    /// Number of distinct keys of all peers.
+    #[must_use]
+    pub fn peer_keys(&self) -> usize {
+        self.peers.entries.len()
+    }
+
+    /// Whether a peer has a key of this strategy's kind that needs no identifier, for readiness: that of any agent.
+    #[must_use]
+    pub fn a_peer_has_any_agent(&self) -> bool {
+        self.peers.has(&Key::Any, &[])
+    }
+
+    /// What all agents of a key at peers have proved, as a hash; `None` if they differ, or none has the key.
+    #[must_use]
+    pub fn peer_owner(&self, scope: &Scope) -> Option<u64> {
+        let entry = self.peers.entry(&scope.0)?;
+        (entry.owner != 0).then_some(entry.owner)
+    }
+
+    /// Whether identifiers of a key are mere claims, so that all attempts of a dial stay with one owner.
+    #[must_use]
+    pub fn is_claim(&self, scope: &Scope) -> bool {
+        scope.0 != Key::Any && !self.granted
+    }
+
+    /// Whether this server has an agent under the key, however silent.
+    #[must_use]
+    pub fn has_local(&self, scope: &Scope) -> bool {
+        self.pool(&scope.0).is_some_and(|pool| !pool.is_empty())
+    }
+
+    /// What the agents of a key here have proved, each owner at least once.
+    pub fn principals_of(&self, scope: &Scope) -> impl Iterator<Item = Option<&str>> {
+        let links = self.pool(&scope.0).into_iter().flat_map(Pool::newest);
+        links.filter_map(|link| Some(self.links.get(&link)?.principal.as_deref()))
+    }
+
+    /// The keys under which agents here can be asked, for peers, in order. `hash` makes the hash of what an agent has proved.
+    #[must_use]
+    pub fn announced(&self, hash: impl Fn(Option<&str>) -> u64) -> Vec<(Scope, PeerKey)> {
+        let mut keys: Vec<(Scope, PeerKey)> = self
+            .pools()
+            .filter_map(|(key, pool)| {
+                let draining = !pool.has_ready();
+                if draining && !pool.has_usable() {
+                    return None;
+                }
+                let scope = Scope(key);
+                let owner = match scope.strategy() {
+                    Strategy::Default => 0,
+                    _ => self.owner_here(&scope, &hash),
+                };
+                Some((scope, PeerKey { owner, draining }))
+            })
+            .collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    fn owner_here(&self, scope: &Scope, hash: &impl Fn(Option<&str>) -> u64) -> u64 {
+        let mut principals = self.principals_of(scope);
+        let Some(first) = principals.next() else {
+            return 0;
+        };
+        if principals.all(|other| other == first) {
+            hash(first)
+        } else {
+            0
+        }
+    }
+}

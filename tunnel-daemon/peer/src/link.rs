@@ -1,0 +1,297 @@
+//! One link to one peer, from its connection to its end.
+
+use std::os::fd::AsFd as _;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use adit_agent::connector::{Connected, ConnectorError, ServerConnector};
+use adit_agent::context::AskerEvents;
+use adit_agent::lanes::{LaneKeeper, OpenError};
+use adit_agent::link::{ConnectError, Identity, Opened, open};
+use adit_config::address::ServerAddress;
+use adit_config::limits;
+use adit_config::plan::LaneSecurity;
+use adit_core::ids::ServerId;
+use adit_core::wire::metadata::PeerHello;
+use adit_core::wire::packet::Keys;
+use adit_server::backend::changes;
+use adit_server::router::{RegisteredPeer, TooManyPeers};
+use adit_tunnel::lane::{Lane, bind_to_server};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::held::NotKept;
+use crate::opener::LaneOpener;
+use crate::peers::{PeerState, Shared};
+
+/// Time for the first keys of a peer.
+const KEYS_WITHIN: Duration = Duration::from_secs(10);
+/// A peer that is silent for this long beyond the time after which it counts as silent is given up.
+const DEAD_AFTER: Duration = Duration::from_secs(4);
+/// Lanes to one peer, at most.
+const LANES_MAX: usize = 1024;
+
+/// Why a link to a peer could not be opened, or has ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PeerError {
+    /// The connection failed.
+    #[error(transparent)]
+    Connect(#[from] ConnectorError),
+    /// The call failed.
+    #[error(transparent)]
+    Call(#[from] ConnectError),
+    /// Connecting took too long.
+    #[error("no link within {} s", limits::LINK_CONNECT_TIMEOUT.as_secs())]
+    Elapsed,
+    /// The other end is no peer.
+    #[error("the server there does not answer as a peer; is the address that of --peer-bind?")]
+    NoPeer,
+    /// The other end belongs to another installation.
+    #[error(
+        "the server there belongs to the installation {theirs:?}, not {ours:?}: --peer-group must be the same"
+    )]
+    Group {
+        /// Its name.
+        theirs: String,
+        /// That of this server.
+        ours: String,
+    },
+    /// The link is not kept.
+    #[error(transparent)]
+    NotKept(#[from] NotKept),
+    /// There are too many peers.
+    #[error(transparent)]
+    TooMany(#[from] TooManyPeers),
+    /// The peer grants no lanes.
+    #[error("the server there takes no lanes; it needs --lanes-per-link above 0")]
+    NoLanes,
+    /// The peer did not announce its keys.
+    #[error("the server there announced no keys within {} s", KEYS_WITHIN.as_secs())]
+    NoKeys,
+    /// The peer broke the protocol.
+    #[error("the server there sent {0}, which no server may send to this one")]
+    Offence(String),
+    /// The peer does not answer.
+    #[error("the server there does not answer")]
+    Silent,
+    /// Another process with its id has taken its place.
+    #[error("another process with its id has taken its place")]
+    Replaced,
+    /// The link ended.
+    #[error("{0}")]
+    Ended(String),
+}
+
+/// What the link tells about its peer.
+#[derive(Default)]
+struct Events {
+    peer: OnceLock<Arc<RegisteredPeer>>,
+    complete: watch::Sender<bool>,
+    offence: Mutex<Option<String>>,
+    ended: CancellationToken,
+}
+
+impl Events {
+    fn offended(&self, what: &str) {
+        let mut offence = self.offence.lock().unwrap_or_else(PoisonError::into_inner);
+        offence.get_or_insert_with(|| what.to_owned());
+        self.ended.cancel();
+    }
+
+    fn offence(&self) -> Option<String> {
+        let mut offence = self.offence.lock().unwrap_or_else(PoisonError::into_inner);
+        offence.take()
+    }
+}
+
+impl AskerEvents for Events {
+    fn keys(&self, keys: Keys) {
+        let Some(peer) = self.peer.get() else {
+            return;
+        };
+        match peer.announced(changes(&keys), keys.complete) {
+            Ok(()) if keys.complete => {
+                self.complete.send_replace(true);
+            }
+            Ok(()) => (),
+            Err(too_many) => self.offended(&too_many.to_string()),
+        }
+    }
+
+    fn asked(&self, by: &'static str) {
+        self.offended(by);
+    }
+}
+
+/// Opens a link to the peer at an address, and runs it to its end.
+pub(crate) async fn run(
+    shared: &Shared,
+    connector: &ServerConnector,
+    address: &ServerAddress,
+    state: &watch::Sender<PeerState>,
+) -> PeerError {
+    match timeout(
+        limits::LINK_CONNECT_TIMEOUT,
+        connect(shared, connector, address),
+    )
+    .await
+    {
+        Err(_elapsed) => PeerError::Elapsed,
+        Ok(Err(error)) => error,
+        Ok(Ok((opened, hello))) => {
+            let server = opened.server.server.clone();
+            let entered = shared
+                .held()
+                .enter(&server, hello.incarnation, Instant::now());
+            match entered {
+                Err(why) => why.into(),
+                Ok(replaced) => {
+                    let over = keep(shared, connector, address, opened, &replaced, state).await;
+                    shared.held().leave(&server, hello.incarnation);
+                    over
+                }
+            }
+        }
+    }
+}
+
+async fn connect(
+    shared: &Shared,
+    connector: &ServerConnector,
+    address: &ServerAddress,
+) -> Result<(Opened, PeerHello), PeerError> {
+    let Connected { stream, authority } = connector.connect(address).await?;
+    let socket = stream
+        .tcp()
+        .and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
+    let settings = &shared.settings;
+    let identity = Identity {
+        hello: settings.hello.clone(),
+        token: None,
+    };
+    let opened = open(stream, &authority, &identity, settings.keepalive, socket).await?;
+    let hello = opened.server.peer.clone().ok_or(PeerError::NoPeer)?;
+    if opened.server.server.as_str() == settings.hello.agent.as_str() {
+        // Also another server with the id of this one, which it would refuse in turn.
+        return Err(NotKept::Own.into());
+    }
+    if hello.group != settings.group {
+        return Err(PeerError::Group {
+            theirs: hello.group,
+            ours: settings.group.clone(),
+        });
+    }
+    Ok((opened, hello))
+}
+
+async fn keep(
+    shared: &Shared,
+    connector: &ServerConnector,
+    address: &ServerAddress,
+    opened: Opened,
+    replaced: &CancellationToken,
+    state: &watch::Sender<PeerState>,
+) -> PeerError {
+    let events = Arc::new(Events::default());
+    let mut context = shared.context.clone();
+    context.asker = Some(Arc::<Events>::clone(&events));
+    let server = opened.server.server.clone();
+    let zone = shared.settings.hello.zone.as_deref();
+    let near = zone.is_some() && zone == opened.server.zone.as_deref();
+    let (link, silence, running) = opened.start(&context, LANES_MAX);
+    let Some(lanes) = link.lanes.clone() else {
+        return PeerError::NoLanes;
+    };
+    let opener = Arc::new(LaneOpener {
+        lanes: lanes.clone(),
+    });
+    let peer = match shared.router.register_peer(server.clone(), near, opener) {
+        Ok(peer) => Arc::new(peer),
+        Err(error) => return error.into(),
+    };
+    let _first = events.peer.set(Arc::clone(&peer));
+    state.send_replace(PeerState::Linked(peer.handle().clone()));
+    tracing::info!(%server, %address, version = link.version.as_str().unwrap_or_default(), "linked to another server");
+    let (tell, mut told) = watch::channel(false);
+    let watching = silence.watch(|is_silent| {
+        peer.silent(is_silent);
+        if is_silent {
+            tracing::warn!(%server, "another server is silent: dials go elsewhere where they can");
+        } else {
+            tracing::info!(%server, "another server responds again");
+        }
+        tell.send_replace(is_silent);
+    });
+    let dead = async {
+        loop {
+            if *told.borrow_and_update() {
+                tokio::select! {
+                    _changed = told.changed() => continue,
+                    () = sleep(DEAD_AFTER) => return,
+                }
+            }
+            if told.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    };
+    let mut complete = events.complete.subscribe();
+    let unannounced = async {
+        let announced = timeout(KEYS_WITHIN, complete.wait_for(|complete| *complete));
+        if announced.await.is_ok() {
+            std::future::pending().await
+        }
+    };
+    let keeping = lanes
+        .clone()
+        .run(|_cause| Box::pin(open_lane(connector, address, &server, &lanes)));
+    let watching = async {
+        watching.await;
+        std::future::pending::<()>().await
+    };
+    let keeping = async {
+        keeping.await;
+        std::future::pending::<()>().await
+    };
+    let (running, aside) = (
+        pin!(running),
+        pin!(async { tokio::join!(watching, keeping) }),
+    );
+    let over = tokio::select! {
+        biased;
+        over = running => PeerError::Ended(over.to_string()),
+        () = events.ended.cancelled() => PeerError::Offence(events.offence().unwrap_or_default()),
+        () = replaced.cancelled() => PeerError::Replaced,
+        () = dead => PeerError::Silent,
+        () = unannounced => PeerError::NoKeys,
+        () = shared.settings.stop.cancelled() => PeerError::Ended("this server stops".to_owned()),
+        _never = aside => PeerError::Silent,
+    };
+    lanes.close();
+    over
+}
+
+/// Connects a lane to the peer and binds it to the link.
+async fn open_lane(
+    connector: &ServerConnector,
+    address: &ServerAddress,
+    server: &ServerId,
+    lanes: &LaneKeeper,
+) -> Result<(LaneKeeper, Lane), OpenError> {
+    let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
+    let connecting = timeout(
+        limits::LINK_CONNECT_TIMEOUT,
+        connector.connect_lane(address),
+    );
+    let stream = connecting
+        .await
+        .map_err(|_elapsed| failed(&PeerError::Elapsed))?
+        .map_err(|error| failed(&error))?;
+    let keeper_of =
+        |answering: &ServerId| (answering == server).then(|| (lanes.bind(), lanes.clone()));
+    bind_to_server(stream, LaneSecurity::Tls, keeper_of)
+        .await
+        .map_err(|error| failed(&error))
+}

@@ -1,0 +1,58 @@
+//! Opens tunnels at one peer, each on a lane of its link.
+
+use std::time::Duration;
+
+use adit_agent::lanes::{LaneKeeper, Opened};
+use adit_core::failure::DialFailure;
+use adit_core::lane::{OpenRequest, RefusalCode};
+use adit_core::peer::Forward;
+use adit_server::backend::failure;
+use adit_server::router::{Asking, PeerAnswer, PeerOpener};
+use tokio::time::timeout;
+
+/// How long a dial waits for a lane.
+const LENT_WITHIN: Duration = Duration::from_secs(1);
+/// Lanes tried for one dial: each before the last was lost before the peer could see the dial.
+const ATTEMPTS_MAX: usize = 3;
+
+/// Opens tunnels on the lanes of one link.
+pub(crate) struct LaneOpener {
+    pub(crate) lanes: LaneKeeper,
+}
+
+impl PeerOpener for LaneOpener {
+    fn open<'a>(&'a self, protocol: &'a str, address: &'a str, forward: Forward) -> Asking<'a> {
+        let request = OpenRequest {
+            protocol: protocol.to_owned(),
+            address: address.to_owned(),
+            raw: false,
+            origin: None,
+            forward: Some(forward.encode()),
+        };
+        Box::pin(self.ask(request))
+    }
+}
+
+impl LaneOpener {
+    async fn ask(&self, request: OpenRequest) -> PeerAnswer {
+        for _attempt in 0..ATTEMPTS_MAX {
+            let Ok(Some(lane)) = timeout(LENT_WITHIN, self.lanes.borrow()).await else {
+                return PeerAnswer::NotAsked;
+            };
+            match lane.open(&request).await {
+                Opened::Open(endpoint) => return PeerAnswer::Open(endpoint.of_peer()),
+                Opened::NotSeen => (),
+                Opened::Lost => return PeerAnswer::Failed(DialFailure::LinkLost),
+                Opened::Refused(RefusalCode::NotHere, _) => return PeerAnswer::NotHere,
+                Opened::Refused(RefusalCode::Leaving, _) => {
+                    self.lanes.leaves();
+                    return PeerAnswer::NotAsked;
+                }
+                Opened::Refused(code, text) => {
+                    return failure(code, text).map_or(PeerAnswer::NotAsked, PeerAnswer::Failed);
+                }
+            }
+        }
+        PeerAnswer::NotAsked
+    }
+}

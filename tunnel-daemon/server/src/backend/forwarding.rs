@@ -1,0 +1,221 @@
+//! Tunnels that peers open for their clients: each is dialled through an agent of this server, or not at all.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use adit_core::failure::DialFailure;
+use adit_core::ids::{AgentId, ServerId};
+use adit_core::lane::RefusalCode;
+use adit_core::peer::Forward;
+use adit_core::session::Promise;
+use tokio::sync::Semaphore;
+
+use crate::backend::node::AgentDoors;
+use crate::frontend::events::{FrontendContext, NETWORK};
+use crate::owner::owner_hash;
+use crate::router::{AskedAgents, NotForwarded, Router};
+use adit_net::source_quota::Source;
+use adit_net::tasks::Tasks;
+use adit_tunnel::{AgentOpen, AgentOpens, BridgeOutcome, Carrier, bridge};
+
+/// Dials of one peer that have no answer yet.
+const PENDING_MAX: usize = 1024;
+
+/// Counts of forwarded dials since the start.
+#[derive(Debug, Default)]
+pub struct ForwardingCounts {
+    /// Tunnels opened for peers.
+    pub opened: AtomicU64,
+    /// Dials of peers for whose key there was no agent.
+    pub not_here: AtomicU64,
+    /// Dials of peers that failed otherwise.
+    pub failed: AtomicU64,
+    /// OPENs that a peer may not send: without a forwarded dial, or with one that cannot be read.
+    pub offences: AtomicU64,
+    /// Tunnels of peers that are open.
+    pub open: AtomicU64,
+}
+
+/// Opens tunnels for peers.
+pub struct Forwarding {
+    /// The agents of this server.
+    pub router: Arc<Router>,
+    /// This server's own rules for clients, which hold for forwarded dials, too.
+    pub clients: Arc<FrontendContext>,
+    /// Runs the tunnels.
+    pub tasks: Tasks,
+    /// Counts.
+    pub counts: Arc<ForwardingCounts>,
+}
+
+impl AgentDoors for Forwarding {
+    fn of_agent(
+        self: Arc<Self>,
+        agent: &AgentId,
+        _principal: &Arc<str>,
+        _source: &Source,
+    ) -> Arc<dyn AgentOpens> {
+        Arc::new(PeerDoor {
+            forwarding: self,
+            peer: ServerId::new(agent.as_str()),
+            pending: Arc::new(Semaphore::new(PENDING_MAX)),
+        })
+    }
+}
+
+/// The door for one peer's link.
+struct PeerDoor {
+    forwarding: Arc<Forwarding>,
+    peer: ServerId,
+    pending: Arc<Semaphore>,
+}
+
+impl PeerDoor {
+    fn offence(&self, open: AgentOpen, text: &str) {
+        self.forwarding.counts.offences.fetch_add(1, Relaxed);
+        tracing::debug!(peer = %self.peer, text, "a peer's OPEN is refused");
+        open.refuse(RefusalCode::Denied, text);
+    }
+}
+
+impl AgentOpens for PeerDoor {
+    fn open(&self, open: AgentOpen) {
+        let request = open.request();
+        if request.raw {
+            return self.offence(open, "a forwarded tunnel cannot use a raw lane");
+        }
+        let Some(context) = &request.forward else {
+            return self.offence(open, "between servers each OPEN forwards a dial");
+        };
+        let forward = match Forward::decode(context) {
+            Ok(forward) => forward,
+            Err(error) => return self.offence(open, &error.to_string()),
+        };
+        let Ok(permit) = Arc::clone(&self.pending).try_acquire_owned() else {
+            return open.refuse(RefusalCode::Limit, "too many forwarded dials are pending");
+        };
+        let Some(promise) = open.promise() else {
+            return open.refuse(RefusalCode::Limit, "this server is short of memory");
+        };
+        let (forwarding, peer) = (Arc::clone(&self.forwarding), self.peer.clone());
+        let serving = async move {
+            if let Some(joined) = forwarding.dial(open, forward, promise, &peer).await {
+                drop(permit);
+                let open = OpenTunnels::enter(&forwarding.counts);
+                let BridgeOutcome { moved, end, .. } = joined.await;
+                let (to_target, to_client) = moved;
+                tracing::debug!(%peer, to_target, to_client, end = end.reason(), "forwarded tunnel over");
+                drop(open);
+            }
+        };
+        // A refused task drops the OPEN, which answers it.
+        let _full = self.forwarding.tasks.spawn("forwarded-tunnel", serving);
+    }
+}
+
+impl Forwarding {
+    /// Dials and answers; returns the tunnel.
+    async fn dial(
+        &self,
+        mut open: AgentOpen,
+        forward: Forward,
+        promise: Promise,
+        peer: &ServerId,
+    ) -> Option<impl Future<Output = BridgeOutcome> + use<>> {
+        let request = open.request();
+        let (protocol, address) = (request.protocol.clone(), request.address.clone());
+        let asked = AskedAgents::default();
+        // The client's name is a claim of the peer, so only rules for clients without a name hold.
+        let allowed = self.clients.admit(None).check(NETWORK, &address);
+        let dialing =
+            self.router
+                .dial_forwarded((&protocol, &address), &forward, &owner_hash, &asked);
+        let dialed = match allowed {
+            Ok(()) => open.until(Box::pin(dialing)).await,
+            Err(failure) => Some(Err(NotForwarded::Failed(failure))),
+        };
+        let (dial, client) = (forward.dial.0, &*forward.client);
+        match dialed {
+            // The peer has withdrawn the dial.
+            None => None,
+            Some(Err(why)) => {
+                tracing::debug!(%peer, dial, client, target_address = address, ?why, "a forwarded dial failed");
+                let counts = &self.counts;
+                match why {
+                    NotForwarded::NotHere => &counts.not_here,
+                    NotForwarded::Leaving | NotForwarded::Failed(_) => &counts.failed,
+                }
+                .fetch_add(1, Relaxed);
+                let (code, text) = refusal(&why);
+                open.refuse(code, &text);
+                None
+            }
+            Some(Ok(opened)) => {
+                let Carrier::Endpoint(to_agent) = opened.carrier else {
+                    // Not requested, so never returned.
+                    return None;
+                };
+                let agent = opened.agent;
+                tracing::debug!(%peer, dial, client, target_address = address, %agent, "forwarded tunnel open");
+                let mut to_peer = open.accept()?;
+                to_peer.keep(promise);
+                self.counts.opened.fetch_add(1, Relaxed);
+                Some(bridge(to_peer, to_agent))
+            }
+        }
+    }
+}
+
+/// Counts an open tunnel until dropped.
+struct OpenTunnels(Arc<ForwardingCounts>);
+
+impl OpenTunnels {
+    fn enter(counts: &Arc<ForwardingCounts>) -> Self {
+        counts.open.fetch_add(1, Relaxed);
+        Self(Arc::clone(counts))
+    }
+}
+
+impl Drop for OpenTunnels {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The answer to a peer. [`failure`] reads it.
+fn refusal(why: &NotForwarded) -> (RefusalCode, String) {
+    match why {
+        NotForwarded::NotHere => (RefusalCode::NotHere, String::new()),
+        NotForwarded::Leaving => (RefusalCode::Leaving, String::new()),
+        NotForwarded::Failed(failure) => {
+            let code = match failure {
+                DialFailure::TimedOut | DialFailure::SendTimedOut => RefusalCode::TimedOut,
+                DialFailure::TooManyPending { .. }
+                | DialFailure::NoMemory
+                | DialFailure::NoDescriptors
+                | DialFailure::LinkBusy => RefusalCode::Limit,
+                DialFailure::Denied(_) => RefusalCode::Denied,
+                DialFailure::ShuttingDown => RefusalCode::Leaving,
+                DialFailure::LinkLost | DialFailure::Closed => RefusalCode::Unreachable,
+                _ => RefusalCode::Failed,
+            };
+            (code, failure.to_string())
+        }
+    }
+}
+
+/// What a peer's refusal means for the dial; `None`: nobody can have been asked.
+#[must_use]
+pub fn failure(code: RefusalCode, text: String) -> Option<DialFailure> {
+    Some(match code {
+        RefusalCode::Busy | RefusalCode::NotHere | RefusalCode::Leaving => return None,
+        RefusalCode::TimedOut => DialFailure::TimedOut,
+        RefusalCode::Limit => DialFailure::TooManyPending { per_agent: true },
+        // The agent's link ended.
+        RefusalCode::Unreachable => DialFailure::LinkLost,
+        RefusalCode::Failed
+        | RefusalCode::Denied
+        | RefusalCode::Refused
+        | RefusalCode::NotFound => DialFailure::Target(text),
+    })
+}

@@ -1,0 +1,195 @@
+//! Other servers at which a dial can find an agent.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use adit_core::dial::AnswerTimes;
+use adit_core::failure::DialFailure;
+use adit_core::ids::{LinkId, ServerId};
+use adit_core::peer::Forward;
+use adit_core::registry::{PeerKey, Scope, TooManyKeys};
+use adit_core::session::Moment;
+use tokio::time::Instant;
+
+use super::route::{Router, locked};
+use adit_tunnel::Endpoint;
+
+/// A running question to a peer.
+pub type Asking<'a> = Pin<Box<dyn Future<Output = PeerAnswer> + Send + 'a>>;
+
+/// Opens tunnels at one peer.
+pub trait PeerOpener: Send + Sync {
+    /// Asks the peer for a tunnel. A dropped call gives the tunnel up.
+    fn open<'a>(&'a self, protocol: &'a str, address: &'a str, forward: Forward) -> Asking<'a>;
+}
+
+/// What a peer answers.
+pub enum PeerAnswer {
+    /// The tunnel.
+    Open(Endpoint),
+    /// It has no agent under the key; nobody was asked.
+    NotHere,
+    /// It cannot have asked anybody.
+    NotAsked,
+    /// The dial failed there.
+    Failed(DialFailure),
+}
+
+/// Handle to the link to a peer.
+#[derive(Clone)]
+pub struct PeerHandle {
+    /// The link's id, among those of agents.
+    pub id: LinkId,
+    /// The peer.
+    pub server: ServerId,
+    /// When the link was registered.
+    pub since: Instant,
+    /// How soon the peer answers dials.
+    pub(super) answers: Arc<AnswerTimes>,
+    pub(super) opener: Arc<dyn PeerOpener>,
+    pub(super) is_silent: Arc<AtomicBool>,
+    counts: Arc<PeerCounts>,
+}
+
+/// Counts of one peer since its link was registered.
+#[derive(Debug, Default)]
+pub struct PeerCounts {
+    /// Dials that were forwarded.
+    pub dials: AtomicU64,
+    /// Of these, those for whose key the peer had no agent.
+    pub not_here: AtomicU64,
+    /// Of these, those that failed otherwise.
+    pub failed: AtomicU64,
+}
+
+impl PeerHandle {
+    /// Counts since the link was registered.
+    #[must_use]
+    pub fn counts(&self) -> &PeerCounts {
+        &self.counts
+    }
+
+    /// Whether the peer does not answer.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.is_silent.load(Relaxed)
+    }
+}
+
+/// There are too many peers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "this server has {} peers already, which is the limit",
+    adit_core::peer::PEERS_MAX
+)]
+pub struct TooManyPeers;
+
+/// A peer in the router; dropping it removes the peer with all its keys.
+pub struct RegisteredPeer {
+    router: Arc<Router>,
+    handle: PeerHandle,
+}
+
+impl Router {
+    /// Adds a peer without keys. `near`: it is in the zone of this server.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn register_peer(
+        self: &Arc<Self>,
+        server: ServerId,
+        near: bool,
+        opener: Arc<dyn PeerOpener>,
+    ) -> Result<RegisteredPeer, TooManyPeers> {
+        let handle = PeerHandle {
+            id: self.new_link(),
+            server,
+            since: Instant::now(),
+            answers: Arc::default(),
+            opener,
+            is_silent: Arc::default(),
+            counts: Arc::default(),
+        };
+        locked(&self.peers).insert(handle.id, handle.clone());
+        let registered = RegisteredPeer {
+            router: Arc::clone(self),
+            handle,
+        };
+        let id = registered.handle.id;
+        // When it is refused, the dropped guard undoes the rest.
+        if locked(&self.registry).add_peer(id, near) {
+            Ok(registered)
+        } else {
+            Err(TooManyPeers)
+        }
+    }
+
+    /// All live peers.
+    #[must_use]
+    pub fn peers(&self) -> Vec<PeerHandle> {
+        locked(&self.peers).values().cloned().collect()
+    }
+
+    /// The handle of a live peer.
+    pub(super) fn peer(&self, link: LinkId) -> Option<PeerHandle> {
+        locked(&self.peers).get(&link).cloned()
+    }
+}
+
+impl RegisteredPeer {
+    /// The peer's handle.
+    #[must_use]
+    pub fn handle(&self) -> &PeerHandle {
+        &self.handle
+    }
+
+    /// The peer has announced changes of its keys. `complete`: it has announced all of them.
+    ///
+    /// # Errors
+    /// It has too many.
+    pub fn announced(
+        &self,
+        keys: impl Iterator<Item = (Scope, Option<PeerKey>)>,
+        complete: bool,
+    ) -> Result<(), TooManyKeys> {
+        let mut registry = locked(&self.router.registry);
+        for (scope, said) in keys {
+            registry.set_peer_key(self.handle.id, &scope, said)?;
+        }
+        if complete {
+            registry.complete_peer(self.handle.id);
+        }
+        drop(registry);
+        // Dials that wait for an agent find one, perhaps.
+        self.router.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// The peer does not answer, or answers again.
+    pub fn silent(&self, is_silent: bool) {
+        self.handle.is_silent.store(is_silent, Relaxed);
+        locked(&self.router.registry).set_peer_silent(self.handle.id, is_silent);
+        self.router.changed.notify_waiters();
+    }
+
+    /// The peer is going away: others are preferred.
+    pub fn draining(&self) {
+        locked(&self.router.registry).set_peer_draining(self.handle.id);
+        self.router.changed.notify_waiters();
+    }
+}
+
+impl Drop for RegisteredPeer {
+    fn drop(&mut self) {
+        locked(&self.router.peers).remove(&self.handle.id);
+        locked(&self.router.registry).remove_peer(self.handle.id);
+        self.router.changed.notify_waiters();
+    }
+}
+
+/// Time left until `deadline`.
+pub(super) fn time_left(deadline: Option<Moment>, now: Moment) -> Option<Duration> {
+    deadline.map(|deadline| deadline.since(now))
+}
