@@ -269,6 +269,22 @@ impl Signer {
     }
 }
 
+/// Whether two CA bundles, as PEM, have a key in common: under whatever names, a certificate of one is then valid at the other.
+/// Blocks that are no certificates are skipped: the load of their file refuses them.
+#[must_use]
+pub fn share_a_key(one: &[u8], other: &[u8]) -> bool {
+    let keys = |bundle: &[u8]| -> Vec<Vec<u8>> {
+        let certificates = crate::ca::certificates(bundle);
+        let keys = certificates.filter_map(|der| {
+            let (_rest, parsed) = x509_parser::parse_x509_certificate(&der).ok()?;
+            Some(parsed.public_key().raw.to_vec())
+        });
+        keys.collect()
+    };
+    let own = keys(one);
+    keys(other).iter().any(|key| own.contains(key))
+}
+
 /// Start and end of a validity, at most up to `end`.
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn validity(days: u32, end: Option<SystemTime>) -> Dates {
@@ -446,6 +462,34 @@ mod tests {
         }
         let keys = Authority::ALL.map(|one| fs::read(&paths(&folder, one.stem())[1]).unwrap());
         assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2]);
+    }
+
+    /// Also among other CAs, and under another name.
+    #[test]
+    fn bundles_share_a_key_whatever_the_name_of_its_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        init(dir.path(), 10).unwrap();
+        let read =
+            |one: Authority| paths(dir.path(), one.stem()).map(|path| fs::read(path).unwrap());
+        let [agents, _key] = read(Authority::Agents);
+        let [clients, _key] = read(Authority::Clients);
+        let [peers, key] = read(Authority::Peers);
+        let key = KeyPair::from_pem(std::str::from_utf8(&key).unwrap()).unwrap();
+        let limits = BasicConstraints::Constrained(0);
+        let renamed = selfsigned::authority("another name", limits, key, validity(10, None));
+        let renamed = [&agents[..], renamed.unwrap().pem().as_bytes()].concat();
+        for (one, other, shared) in [
+            (&peers, &agents, false),
+            (&peers, &clients, false),
+            (&peers, &peers, true),
+            (&peers, &renamed, true),
+            (&renamed, &agents, true),
+            (&renamed, &clients, false),
+            (&peers, &Vec::new(), false),
+        ] {
+            assert_eq!(share_a_key(one, other), shared);
+            assert_eq!(share_a_key(other, one), shared);
+        }
     }
 
     /// The folder of a release without peers: what is there stays as it is.
