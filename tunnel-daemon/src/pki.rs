@@ -29,20 +29,7 @@ pub(crate) fn run(options: &PkiOptions) -> anyhow::Result<ExitCode> {
                 "{written}keep the keys off the cluster; next: adit pki server --dir {dir} NAME...\n"
             )
         }
-        PkiOptions::Server(server) => {
-            let sides = [
-                (cluster_stem(server), Authority::Agents),
-                (server.file.clone(), Authority::Clients),
-            ];
-            let wanted = sides.map(|(stem, authority)| Wanted {
-                stem,
-                authority,
-                usage: Usage::Server,
-                common_name: "adit-server".to_owned(),
-                names: server.names.clone(),
-            });
-            issue(&server.signing, &wanted)? + &server_flags(server)
-        }
+        PkiOptions::Server(server) => issue_server(server)?,
         PkiOptions::Agent(agent) => {
             let stem = format!("agent-{}", agent.id);
             let wanted = client(&stem, Authority::Agents, &agent.id);
@@ -84,23 +71,70 @@ fn client(stem: &str, authority: Authority, common_name: &str) -> Wanted {
     }
 }
 
-fn cluster_stem(server: &PkiServer) -> String {
-    format!("{}-cluster", server.file)
+fn issue_server(server: &PkiServer) -> anyhow::Result<String> {
+    let sides = sides(server);
+    let wanted = sides.iter().map(|side| Wanted {
+        stem: side.stem.clone(),
+        authority: side.authority,
+        usage: side.usage,
+        common_name: "adit-server".to_owned(),
+        names: server.names.clone(),
+    });
+    let wanted: Vec<Wanted> = wanted.collect();
+    Ok(issue(&server.signing, &wanted)? + &server_flags(&server.signing.dir, &sides))
 }
 
-fn server_flags(server: &PkiServer) -> String {
-    let dir = &server.signing.dir;
-    let mut text = "flags of the server, towards agents, then towards clients on TCP:\n".to_owned();
-    let sides = [
-        ("cluster", cluster_stem(server), Authority::Agents),
-        ("server", server.file.clone(), Authority::Clients),
+/// Those to whom a server shows a certificate.
+struct Side {
+    towards: &'static str,
+    /// Beginning of the flags.
+    flag: &'static str,
+    /// The name of the files without their endings.
+    stem: String,
+    authority: Authority,
+    usage: Usage,
+}
+
+/// All sides of a server. Without an authority of peers, in a folder of an earlier release, there are none.
+fn sides(server: &PkiServer) -> Vec<Side> {
+    let mut sides = vec![
+        Side {
+            towards: "towards agents",
+            flag: "cluster",
+            stem: format!("{}-cluster", server.file),
+            authority: Authority::Agents,
+            usage: Usage::Server,
+        },
+        Side {
+            towards: "towards clients on TCP",
+            flag: "server",
+            stem: server.file.clone(),
+            authority: Authority::Clients,
+            usage: Usage::Server,
+        },
     ];
-    for (flag, stem, authority) in sides {
+    if Authority::Peers.is_in(&server.signing.dir) {
+        sides.push(Side {
+            towards: "towards peers",
+            flag: "peer",
+            stem: format!("{}-peer", server.file),
+            authority: Authority::Peers,
+            usage: Usage::Peer,
+        });
+    }
+    sides
+}
+
+fn server_flags(dir: &Path, sides: &[Side]) -> String {
+    let towards: Vec<&str> = sides.iter().map(|side| side.towards).collect();
+    let mut text = format!("flags of the server, {}:\n", towards.join(", then "));
+    for side in sides {
+        let flag = side.flag;
         text.push_str(&format!(
             "  --{flag}-cert={} --{flag}-key={} --{flag}-ca-cert={}\n",
-            file(dir, &stem, "crt"),
-            file(dir, &stem, "key"),
-            file(dir, authority.stem(), "crt"),
+            file(dir, &side.stem, "crt"),
+            file(dir, &side.stem, "key"),
+            file(dir, side.authority.stem(), "crt"),
         ));
     }
     text
@@ -192,6 +226,50 @@ fn time(at: SystemTime) -> humantime::Rfc3339Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A folder of an earlier release has no authority of peers, and goes on as before.
+    #[test]
+    fn a_server_has_a_certificate_for_peers_if_their_authority_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        pki::init(dir.path(), 30).unwrap();
+        let issued = |file: &str| {
+            let server = PkiServer {
+                signing: PkiSigning {
+                    dir: dir.path().to_owned(),
+                    days: 9,
+                },
+                file: file.to_owned(),
+                names: vec!["localhost".to_owned()],
+            };
+            let text = issue_server(&server).unwrap();
+            text.replace(&format!("{}/", dir.path().display()), "")
+        };
+        let text = issued("a");
+        let flags = "flags of the server, towards agents, then towards clients on TCP, then towards peers:\n  \
+             --cluster-cert=a-cluster.crt --cluster-key=a-cluster.key --cluster-ca-cert=agents-ca.crt\n  \
+             --server-cert=a.crt --server-key=a.key --server-ca-cert=clients-ca.crt\n  \
+             --peer-cert=a-peer.crt --peer-key=a-peer.key --peer-ca-cert=peers-ca.crt\n";
+        assert!(text.ends_with(flags), "{text}");
+        assert_eq!(text.matches("wrote a").count(), 6, "{text}");
+        let shown = shown_file(&dir.path().join("a-peer.crt")).unwrap();
+        for line in [
+            "  issuer     CN=Adit peers CA ",
+            "  names      dns:localhost\n",
+            "  use        server, client\n",
+        ] {
+            assert!(shown.contains(line), "{line} in\n{shown}");
+        }
+        for ending in ["crt", "key"] {
+            std::fs::remove_file(dir.path().join(format!("peers-ca.{ending}"))).unwrap();
+        }
+        let text = issued("b");
+        let flags = "flags of the server, towards agents, then towards clients on TCP:\n  \
+             --cluster-cert=b-cluster.crt --cluster-key=b-cluster.key --cluster-ca-cert=agents-ca.crt\n  \
+             --server-cert=b.crt --server-key=b.key --server-ca-cert=clients-ca.crt\n";
+        assert!(text.ends_with(flags), "{text}");
+        assert_eq!(text.matches("wrote b").count(), 4, "{text}");
+        assert!(dir.path().join("b.crt").exists() && !dir.path().join("b-peer.crt").exists());
+    }
 
     #[test]
     fn a_certificate_is_shown_without_control_characters() {

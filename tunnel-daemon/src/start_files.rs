@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use adit_config::plan::{
-    AgentPlan, AgentTls, ClientsPlan, FrontendListen, ProxyPlan, ServerPlan, TlsFiles,
+    AgentPlan, AgentTls, ClientsPlan, FrontendListen, PeerAddress, ProxyPlan, ServerPlan, TlsFiles,
 };
 
 /// Files of the resolver.
@@ -31,9 +31,16 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<PathBuf> {
     of_clients(&plan.clients, &mut paths);
     paths.extend(plan.agents.crl.clone());
     paths.extend(plan.agents.deny.clone());
+    let mut has_names = !plan.destinations.allowed.is_empty();
+    if let Some(peers) = &plan.peers {
+        of_tls(&peers.tls, &mut paths);
+        paths.extend(peers.crl.clone());
+        let mut peers = peers.peers.iter();
+        has_names |= peers.any(|peer| matches!(peer, PeerAddress::Dns { .. }));
+    }
     let redirect = plan.transparent.redirect.as_ref();
     paths.extend(redirect.and_then(|redirect| redirect.file.clone()));
-    if !plan.destinations.allowed.is_empty() {
+    if has_names {
         paths.extend(RESOLVER.map(PathBuf::from));
     }
     paths

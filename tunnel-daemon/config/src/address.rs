@@ -153,7 +153,7 @@ fn unbracketed(text: &str) -> &str {
 }
 
 /// Loose on purpose, since resolvers accept more than DNS does: rejects only what no resolver can take.
-fn is_host_name(text: &str) -> bool {
+pub(crate) fn is_host_name(text: &str) -> bool {
     let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !text.is_empty() && text.len() <= 253 && text.chars().all(legal)
 }

@@ -219,6 +219,18 @@ pub const NODE_LISTENERS_MAX: usize = 64;
 pub const TARGET_SOURCES_MAX: usize = 16;
 /// Limit on server addresses of an agent.
 pub const SERVER_ADDRESSES_MAX: usize = 64;
+/// Limit on `--peer` addresses of a server, and on its peers: keys of agents keep a set of 64 bits.
+pub const PEERS_MAX: usize = 64;
+/// Limit on `--peer-network` networks: each address that discovery names is compared with all.
+pub const PEER_NETWORKS_MAX: usize = 64;
+/// Name of an installation whose servers have no `--peer-group`.
+pub const PEER_GROUP: &str = "default";
+/// Longest name of an installation, bytes: peers send it in a header.
+pub const PEER_GROUP_BYTES_MAX: usize = 64;
+/// Servers that agents are linked to while all peers are live, by default: a roll of one server costs no agent its last link.
+pub const PEER_AGENT_LINKS: NonZeroU32 = NonZeroU32::new(2).expect("not zero");
+/// The highest value of the flag: [`SERVERS_HELD_MAX`], the highest count that agents believe.
+pub const PEER_AGENT_LINKS_MAX: NonZeroU32 = NonZeroU32::new(64).expect("not zero");
 /// Size at which klog truncates a log file by default, MiB.
 pub const LOG_FILE_MIB_MAX: u64 = 1_800;
 
@@ -240,6 +252,8 @@ const _: () = assert!(TUNNEL_SHARE_BYTES_MIN <= TUNNEL_SHARE_BYTES);
 const _: () = assert!(TUNNEL_SHARE_BYTES <= AGENT_BUDGET_BYTES);
 const _: () = assert!(CONNECT_HEAD_BYTES == adit_core::connect::HEAD_LEN_MAX as u64);
 const _: () = assert!(SERVER_ADDRESSES_MAX <= SERVERS_HELD_MAX);
+const _: () = assert!(PEER_AGENT_LINKS_MAX.get() as usize == SERVERS_HELD_MAX);
+const _: () = assert!(PEERS_MAX <= u64::BITS as usize);
 const _: () = assert!(CONNECT_HEAD_BYTES < UNANSWERED_BYTES_MAX as u64);
 const _: () = assert!(PENDING_DIALS_PER_AGENT <= PENDING_DIALS);
 const _: () = assert!(SYNC_INTERVAL.as_millis() <= SYNC_INTERVAL_CAP.as_millis());

@@ -14,9 +14,9 @@ const DAYS_MAX: u32 = 36_500;
 /// What to make or show.
 #[derive(clap::Subcommand, Clone, PartialEq, Eq, Debug)]
 pub enum PkiOptions {
-    /// Make two authorities: one for agents, one for clients
+    /// Make three authorities: for agents, for clients, for servers as peers
     Init(PkiInit),
-    /// Make a server's two certificates: one for agents, one for clients
+    /// Make a server's certificates: for agents, for clients, for peers
     Server(PkiServer),
     /// Make the certificate of an agent
     Agent(PkiAgent),
@@ -29,7 +29,7 @@ pub enum PkiOptions {
 /// Options of `adit pki init`.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]
 pub struct PkiInit {
-    /// Where the authorities go: agents-ca and clients-ca, each as .crt and .key
+    /// Where the authorities go: agents-ca, clients-ca and peers-ca, each as .crt and .key; the last alone where the others are
     #[arg(long, value_name = "DIR", default_value = "pki")]
     pub dir: PathBuf,
     /// How long they are valid
@@ -54,10 +54,10 @@ pub struct PkiServer {
     /// Where, and for how long.
     #[command(flatten)]
     pub signing: PkiSigning,
-    /// Names of the files: FILE.crt and .key for clients, FILE-cluster.crt and .key for agents
+    /// Names of the files: FILE.crt and .key for clients, FILE-cluster for agents, FILE-peer for peers, if there is a peers-ca
     #[arg(long, value_name = "FILE", default_value = "server")]
     pub file: String,
-    /// Host names and addresses that agents and clients call
+    /// Host names and addresses that agents, clients and peers call
     #[arg(value_name = "NAME", required = true)]
     pub names: Vec<String>,
 }

@@ -1,8 +1,8 @@
 //! Certificate authorities and certificates of an installation, as files: what `adit pki` makes and shows.
 //!
-//! There are two authorities. A single one would let each agent open tunnels into the networks of other agents, because its
-//! certificate would be valid as a client's. Each signs end-entity certificates only (path length 0). A server has a
-//! certificate of each: one for agents, one for clients.
+//! There are three authorities. A single one would let each agent open tunnels into the networks of other agents, because its
+//! certificate would be valid as a client's or as a peer's. Each signs end-entity certificates only (path length 0). A server has
+//! a certificate of each: for agents, for clients, and for other servers, its peers.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -92,11 +92,20 @@ pub enum Authority {
     Agents,
     /// Of clients such as kube-apiserver, and of servers towards clients.
     Clients,
+    /// Of servers towards each other. Folders of earlier releases lack it.
+    Peers,
 }
 
 impl Authority {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Agents, Self::Clients];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Agents, Self::Clients, Self::Peers];
+
+    /// Whether `folder` has files of this authority.
+    #[must_use]
+    pub fn is_in(self, folder: &Path) -> bool {
+        let mut files = paths(folder, self.stem()).into_iter();
+        files.any(|path| fs::symlink_metadata(path).is_ok())
+    }
 
     /// The name of its files without their endings.
     #[must_use]
@@ -104,6 +113,7 @@ impl Authority {
         match self {
             Self::Agents => "agents-ca",
             Self::Clients => "clients-ca",
+            Self::Peers => "peers-ca",
         }
     }
 
@@ -111,6 +121,7 @@ impl Authority {
         match self {
             Self::Agents => "Adit agents CA",
             Self::Clients => "Adit clients CA",
+            Self::Peers => "Adit peers CA",
         }
     }
 }
@@ -141,13 +152,22 @@ pub struct Written {
     pub not_after: Option<SystemTime>,
 }
 
-/// Makes both authorities in `folder`, which is created with mode 0700 if it is missing.
+/// Makes all authorities in `folder`, which is created with mode 0700 if it is missing. In a folder of an earlier release, which
+/// has all but that of peers, makes that one.
 ///
 /// # Errors
 /// A file exists or cannot be written.
 pub fn init(folder: &Path, days: u32) -> Result<Vec<Written>, PkiError> {
     let mut files = Vec::new();
-    for authority in Authority::ALL {
+    let is_earlier = Authority::ALL
+        .iter()
+        .all(|one| one.is_in(folder) == (*one != Authority::Peers));
+    let missing = if is_earlier {
+        &[Authority::Peers][..]
+    } else {
+        &Authority::ALL
+    };
+    for &authority in missing {
         let failed = |cause| PkiError::Generate {
             name: authority.common_name().to_owned(),
             cause,
@@ -249,6 +269,22 @@ impl Signer {
     }
 }
 
+/// Whether two CA bundles, as PEM, have a key in common: under whatever names, a certificate of one is then valid at the other.
+/// Blocks that are no certificates are skipped: the load of their file refuses them.
+#[must_use]
+pub fn share_a_key(one: &[u8], other: &[u8]) -> bool {
+    let keys = |bundle: &[u8]| -> Vec<Vec<u8>> {
+        let certificates = crate::ca::certificates(bundle);
+        let keys = certificates.filter_map(|der| {
+            let (_rest, parsed) = x509_parser::parse_x509_certificate(&der).ok()?;
+            Some(parsed.public_key().raw.to_vec())
+        });
+        keys.collect()
+    };
+    let own = keys(one);
+    keys(other).iter().any(|key| own.contains(key))
+}
+
 /// Start and end of a validity, at most up to `end`.
 #[expect(clippy::disallowed_methods, reason = "certificates have dates")]
 fn validity(days: u32, end: Option<SystemTime>) -> Dates {
@@ -292,7 +328,7 @@ fn check_name(name: &str) -> Result<(), PkiError> {
     }
     Err(PkiError::Name {
         name: name.to_owned(),
-        why: "is not a host name or IP address: give the name that agents or clients dial, without a port",
+        why: "is not a host name or IP address: give the name that agents, clients or peers dial, without a port",
     })
 }
 
@@ -399,13 +435,13 @@ mod tests {
         all.remove(0)
     }
 
-    /// The limits of rule 52: two authorities, path length 0, keys readable by their owner only.
+    /// The limits of rule 52: separate authorities, path length 0, keys readable by their owner only.
     #[test]
     fn authorities_sign_end_entities_only_and_keys_are_private() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("pki");
         let written = init(&folder, 10).unwrap();
-        assert_eq!(written.len(), 4);
+        assert_eq!(written.len(), 6);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&folder), 0o700);
         for file in &written {
@@ -425,7 +461,71 @@ mod tests {
             assert!(usage.key_cert_sign() && usage.crl_sign() && !usage.digital_signature());
         }
         let keys = Authority::ALL.map(|one| fs::read(&paths(&folder, one.stem())[1]).unwrap());
-        assert_ne!(keys[0], keys[1]);
+        assert!(keys[0] != keys[1] && keys[0] != keys[2] && keys[1] != keys[2]);
+    }
+
+    /// Also among other CAs, and under another name.
+    #[test]
+    fn bundles_share_a_key_whatever_the_name_of_its_certificate() {
+        let dir = tempfile::tempdir().unwrap();
+        init(dir.path(), 10).unwrap();
+        let read =
+            |one: Authority| paths(dir.path(), one.stem()).map(|path| fs::read(path).unwrap());
+        let [agents, _key] = read(Authority::Agents);
+        let [clients, _key] = read(Authority::Clients);
+        let [peers, key] = read(Authority::Peers);
+        let key = KeyPair::from_pem(std::str::from_utf8(&key).unwrap()).unwrap();
+        let limits = BasicConstraints::Constrained(0);
+        let renamed = selfsigned::authority("another name", limits, key, validity(10, None));
+        let renamed = [&agents[..], renamed.unwrap().pem().as_bytes()].concat();
+        for (one, other, shared) in [
+            (&peers, &agents, false),
+            (&peers, &clients, false),
+            (&peers, &peers, true),
+            (&peers, &renamed, true),
+            (&renamed, &agents, true),
+            (&renamed, &clients, false),
+            (&peers, &Vec::new(), false),
+        ] {
+            assert_eq!(share_a_key(one, other), shared);
+            assert_eq!(share_a_key(other, one), shared);
+        }
+    }
+
+    /// The folder of a release without peers: what is there stays as it is.
+    #[test]
+    fn the_authority_of_peers_is_added_to_the_two_others() {
+        let dir = tempfile::tempdir().unwrap();
+        init(dir.path(), 10).unwrap();
+        let own = paths(dir.path(), Authority::Peers.stem());
+        for path in &own {
+            fs::remove_file(path).unwrap();
+        }
+        let others = [Authority::Agents, Authority::Clients];
+        let others = others.map(|one| paths(dir.path(), one.stem()));
+        let contents = || {
+            others
+                .concat()
+                .iter()
+                .map(|path| fs::read(path).unwrap())
+                .collect::<Vec<_>>()
+        };
+        let before = contents();
+        assert!(!Authority::Peers.is_in(dir.path()));
+        let written = init(dir.path(), 10).unwrap();
+        let written: Vec<&Path> = written.iter().map(|file| file.path.as_path()).collect();
+        assert_eq!(written, [own[1].as_path(), own[0].as_path()]);
+        assert!(Authority::Peers.is_in(dir.path()));
+        assert_eq!(contents(), before);
+        assert!(matches!(init(dir.path(), 10), Err(PkiError::Exists { .. })));
+        // Half an authority is none to add, and none to replace.
+        fs::remove_file(&own[0]).unwrap();
+        assert!(matches!(init(dir.path(), 10), Err(PkiError::Exists { .. })));
+        fs::remove_file(&own[1]).unwrap();
+        fs::remove_file(&others[0][0]).unwrap();
+        fs::remove_file(&others[0][1]).unwrap();
+        assert!(matches!(init(dir.path(), 10), Err(PkiError::Exists { .. })));
+        assert!(!Authority::Peers.is_in(dir.path()));
     }
 
     /// Else an agent of the first authority would fail on a server of the second with an error about a signature.
@@ -453,41 +553,44 @@ mod tests {
             wanted("server", Authority::Clients, Usage::Server, &names),
             agent("agent-a"),
             wanted("client-b", Authority::Clients, Usage::Client, &[]),
+            wanted("server-peer", Authority::Peers, Usage::Peer, &names),
         ];
         issue(dir.path(), 5, &all).unwrap();
         for one in &all {
             let [path, _key] = paths(dir.path(), &one.stem);
             let leaf = only(&path);
-            let (role, other, flaw) = match one.usage {
-                Usage::Server => (Role::Server, Role::Client, Flaw::NotForClients),
-                Usage::Client => (Role::Client, Role::Server, Flaw::NotForServers),
+            let of_servers = (Role::Server, webpki::KeyUsage::server_auth());
+            let of_clients = (Role::Client, webpki::KeyUsage::client_auth());
+            let (usages, lacking) = match one.usage {
+                Usage::Server => (vec![of_servers], Some((Role::Client, Flaw::NotForClients))),
+                Usage::Client => (vec![of_clients], Some((Role::Server, Flaw::NotForServers))),
+                Usage::Peer => (vec![of_servers, of_clients], None),
             };
-            assert_eq!(leaf.flaws(role), []);
-            assert!(leaf.flaws(other).contains(&flaw), "{}", one.stem);
+            for (role, _usage) in &usages {
+                assert_eq!(leaf.flaws(*role), []);
+            }
+            if let Some((other, flaw)) = lacking {
+                assert!(leaf.flaws(other).contains(&flaw), "{}", one.stem);
+            }
             let is_trusted_by = |authority: Authority| {
                 let ca = fs::read(&paths(dir.path(), authority.stem())[0]).unwrap();
                 let ca = CertificateDer::from_pem_slice(&ca).unwrap();
                 let der = CertificateDer::from_pem_slice(&fs::read(&path).unwrap()).unwrap();
                 let anchor = webpki::anchor_from_trusted_cert(&ca).unwrap();
-                let usage = match one.usage {
-                    Usage::Server => webpki::KeyUsage::server_auth(),
-                    Usage::Client => webpki::KeyUsage::client_auth(),
-                };
                 let end = webpki::EndEntityCert::try_from(&der).unwrap();
                 for name in &one.names {
                     let name = ServerName::try_from(name.as_str()).unwrap();
                     end.verify_is_valid_for_subject_name(&name).unwrap();
                 }
-                end.verify_for_usage(
-                    webpki::ALL_VERIFICATION_ALGS,
-                    &[anchor],
-                    &[],
-                    UnixTime::now(),
-                    usage,
-                    None,
-                    None,
-                )
-                .is_ok()
+                let is_valid = |usage| {
+                    let algorithms = webpki::ALL_VERIFICATION_ALGS;
+                    let (anchors, now) = (std::slice::from_ref(&anchor), UnixTime::now());
+                    end.verify_for_usage(algorithms, anchors, &[], now, usage, None, None)
+                        .is_ok()
+                };
+                let valid: Vec<bool> = usages.iter().map(|(_, usage)| is_valid(*usage)).collect();
+                assert!(valid.iter().all(|is| *is == valid[0]), "{}", one.stem);
+                valid[0]
             };
             let trusted = Authority::ALL.map(is_trusted_by);
             let expected = Authority::ALL.map(|authority| authority == one.authority);
@@ -566,7 +669,7 @@ mod tests {
             let error = issue(dir.path(), 5, std::slice::from_ref(&wanted)).unwrap_err();
             assert!(error.to_string().contains(told), "{wanted:?}: {error}");
         }
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 4);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 6);
         issue(dir.path(), 5, &[server("*.server.example")]).unwrap();
     }
 }

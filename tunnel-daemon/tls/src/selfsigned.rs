@@ -30,6 +30,8 @@ pub enum Usage {
     Server,
     /// Client authentication: agents and clients.
     Client,
+    /// Both: servers among peers.
+    Peer,
 }
 
 /// A CA whose key exists only in this process.
@@ -146,10 +148,15 @@ pub(crate) fn end_entity(
 ) -> Result<Issued, rcgen::Error> {
     let mut params = parameters(common_name, names, dates)?;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages = vec![match usage {
-        Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
-        Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
-    }];
+    let (server, client) = (
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    );
+    params.extended_key_usages = match usage {
+        Usage::Server => vec![server],
+        Usage::Client => vec![client],
+        Usage::Peer => vec![server, client],
+    };
     params.is_ca = IsCa::ExplicitNoCa;
     params.use_authority_key_identifier_extension = true;
     let key = KeyPair::generate()?;

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 
 use super::agent::{NodeFlags, target_proxy};
 use super::given::{Given, warn_compat};
+use super::peers::PeerFlags;
 use super::values::balancers;
 use super::{Cli, cited};
 use crate::error::ConfigError;
@@ -55,6 +56,8 @@ pub(crate) struct ServerExtras {
     #[arg(long, value_parser = number(0..=crate::limits::METRICS_AGENTS_MAX))]
     metrics_agents: Option<u16>,
     #[command(flatten)]
+    peers: PeerFlags,
+    #[command(flatten)]
     destinations: DestinationsPlan,
     #[command(flatten)]
     isolation: IsolationPlan,
@@ -83,6 +86,7 @@ impl ServerExtras {
             settings.access_log_limit = limit;
         }
         settings.metrics_agents = self.metrics_agents.unwrap_or_default().into();
+        settings.peers = self.peers.plan()?;
         settings.destinations = self.destinations.spelled_out();
         settings.isolation = self.isolation;
         Ok(())

@@ -7,6 +7,7 @@ mod clients;
 pub(crate) mod compat;
 mod given;
 pub(super) mod kubectl;
+mod peers;
 mod proxy;
 mod redirect;
 mod server;

@@ -10,6 +10,7 @@ use adit_kube::reviewer::Rate;
 use ipnet::IpNet;
 
 use super::clients::{ClientFlags, LoopbackClients, TlsFlags};
+use super::peers::PeerFlags;
 use super::redirect::TransparentFlags;
 use super::values::{
     AdminFlags, FrontendSpec, OperationFlags, PortSetting, balancers, bind, bind_if_on, frontend,
@@ -49,6 +50,8 @@ pub(super) struct ServerFlags {
     transparent: TransparentFlags,
     #[command(flatten)]
     agents: AgentFlags,
+    #[command(flatten)]
+    peers: PeerFlags,
     /// Lanes per link, at most: data connections that carry one tunnel at a time, between Adit processes only; 0 is none
     #[arg(long, value_name = "N", default_value_t = limits::LANES_PER_LINK, value_parser = number(0..=u32::MAX), help_heading = "Data path")]
     lanes_per_link: u32,
@@ -226,6 +229,7 @@ impl ServerFlags {
                 warnings,
             )?,
             transparent: self.transparent.plan(),
+            peers: self.peers.plan()?,
             tls: self.tls.policy(warnings)?,
             health: bind_if_on(
                 "--health-bind-address",

@@ -3,6 +3,7 @@
 mod commands;
 mod given;
 mod node;
+mod peers;
 mod redirect;
 mod reference;
 

@@ -11,6 +11,7 @@ use crate::address::BindAddress;
 use crate::error::ConfigError;
 use crate::plan::{
     AdminSocketPlan, Dialect, Drain, LogDestination, LogFormat, LogPlan, Program, ShutdownPlan,
+    check_network,
 };
 use crate::units::{duration, listener_port};
 
@@ -212,5 +213,12 @@ pub(super) fn balancers(text: &str) -> Result<IpNet, String> {
     if network.prefix_len() == 0 {
         return Err("would believe everyone: name the networks of the balancers".to_owned());
     }
+    Ok(network)
+}
+
+/// A network of peers, inside which discovery may name servers.
+pub(super) fn peer_network(text: &str) -> Result<IpNet, String> {
+    let network = network(text)?.trunc();
+    check_network(&network)?;
     Ok(network)
 }

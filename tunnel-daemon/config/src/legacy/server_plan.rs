@@ -51,6 +51,7 @@ pub(super) fn map(
             connect: ConnectPlan::default(),
         },
         agents: agent_listener(options, warnings)?,
+        peers: None,
         tls: checked.tls,
         health: Some(bind(
             "health",

@@ -14,6 +14,7 @@ mod names;
 mod netns;
 mod node;
 mod parts;
+mod peers;
 mod proxy;
 mod rule_file;
 mod server;
@@ -34,6 +35,8 @@ pub use parts::{
     ConnectPlan, DialPlan, Drain, ForwardProxy, Identity, IsolationPlan, LogDestination, LogFormat,
     LogPlan, ShutdownPlan, TlsFiles,
 };
+pub use peers::{PeerAddress, PeersPlan, shared_authority};
+pub(crate) use peers::{check_network, networks_of};
 pub use proxy::{ProxyPlan, ProxySettings};
 pub use rule_file::RuleFile;
 pub use server::{AgentListenerPlan, ServerPlan, ServerSettings};

@@ -15,10 +15,11 @@ use ipnet::IpNet;
 use super::account::AccountPlan;
 use super::admin_socket::AdminSocketPlan;
 use super::data_path::{DataPathPlan, LaneSecurity};
-use super::frontends::ClientsPlan;
+use super::frontends::{ClientsPlan, FrontendListen};
 use super::leases::PublishPlan;
 use super::node::DestinationsPlan;
 use super::parts::{ConnectPlan, DialPlan, IsolationPlan, LogPlan, ShutdownPlan, TlsFiles};
+use super::peers::PeersPlan;
 use super::tokens::{AgentProof, TokenPlan};
 use super::transparent::TransparentPlan;
 use crate::address::BindAddress;
@@ -67,7 +68,9 @@ pub struct ServerSettings {
     pub transparent: TransparentPlan,
     /// The agent listener.
     pub agents: AgentListenerPlan,
-    /// TLS versions and cipher suites of both TLS listeners.
+    /// Other servers of the installation; `None`: this server reaches its own agents only.
+    pub peers: Option<PeersPlan>,
+    /// TLS versions and cipher suites of all TLS listeners.
     pub tls: TlsPolicy,
     /// Health and metrics listener; `None`: off.
     pub health: Option<BindAddress>,
@@ -135,6 +138,7 @@ impl ServerSettings {
         }
         self.check_frontends()?;
         self.check_agent_listener()?;
+        self.check_peers()?;
         self.check_destinations()?;
         self.check_ports()?;
         self.dial.check()?;
@@ -199,6 +203,21 @@ impl ServerSettings {
         }
     }
 
+    fn check_peers(&self) -> Result<(), ConfigError> {
+        let Some(peers) = &self.peers else {
+            return Ok(());
+        };
+        peers.check()?;
+        let clients = self.clients.frontends.iter();
+        let clients = clients.filter_map(|frontend| match &frontend.listen {
+            FrontendListen::Tcp { tls, .. } => tls.as_ref(),
+            FrontendListen::Unix { .. } => None,
+        });
+        let clients = clients.map(|tls| ("--server-ca-cert", tls.client_ca.as_ref()));
+        let agents = ("--cluster-ca-cert", self.agents.tls.client_ca.as_ref());
+        peers.check_authority(std::iter::once(agents).chain(clients))
+    }
+
     fn check_destinations(&self) -> Result<(), ConfigError> {
         if self.destinations.allowed.is_empty() {
             return if self.destinations.proxy_header {
@@ -229,12 +248,15 @@ impl ServerSettings {
     fn check_ports(&self) -> Result<(), ConfigError> {
         let transparent = self.transparent.bind.iter();
         let transparent = transparent.map(|bind| ("--transparent-bind-address", bind));
+        let peers = self.peers.iter().filter_map(|peers| peers.bind.as_ref());
+        let peers = peers.map(|bind| ("--peer-bind", bind));
         let health = self.health.iter().map(|bind| ("--health-port", bind));
         let admin = self.admin.iter().map(|bind| ("--admin-port", bind));
         let all = self
             .clients
             .binds()
             .chain([("--agent-port", &self.agents.bind)])
+            .chain(peers)
             .chain(transparent)
             .chain(health)
             .chain(admin);

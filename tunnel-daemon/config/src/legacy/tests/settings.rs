@@ -118,6 +118,78 @@ fn a_server_by_kkps_arguments_takes_settings_from_variables() {
     assert!(plan.compat);
 }
 
+/// Peers of a server whose platform renders upstream's flags alone. Without the settings its plan is as before.
+#[test]
+fn a_server_takes_its_peers_from_variables_or_a_file() {
+    let files = Files::new();
+    let plain = server(files.server(), &["--server-id=s"], &[]).unwrap().0;
+    assert_eq!(plain.peers, None);
+    // The CA of agents is "ca".
+    let (cert, key, ca) = (files.path("cert"), files.path("key"), files.path("token"));
+    let variables = [
+        ("ADIT_PEER_BIND", "0.0.0.0:8096"),
+        ("ADIT_PEER_CERT", &cert),
+        ("ADIT_PEER_KEY", &key),
+        ("ADIT_PEER_CA_CERT", &ca),
+        (
+            "ADIT_PEER",
+            "dns:adit-peers.kube-system.svc:8096\n10.0.0.1:8096",
+        ),
+        ("ADIT_PEER_NETWORK", "10.0.0.0/8"),
+        ("ADIT_PEER_GROUP", "blue"),
+        ("ADIT_PEER_AGENT_LINKS", "3"),
+    ];
+    let (plan, warnings) = server(files.server(), &["--server-id=s"], &variables).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    let peers = plan.peers.as_ref().unwrap();
+    assert_eq!(peers.bind.as_ref().unwrap().to_string(), "0.0.0.0:8096");
+    assert_eq!(peers.tls.client_ca, Some(PathBuf::from(&ca)));
+    let shown: Vec<String> = peers.peers.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        shown,
+        ["dns:adit-peers.kube-system.svc:8096", "10.0.0.1:8096"]
+    );
+    assert_eq!(peers.networks, ["10.0.0.0/8".parse().unwrap()]);
+    assert_eq!((peers.group.as_str(), peers.agent_links.get()), ("blue", 3));
+
+    let path = files.path("settings.toml");
+    let text = "peer = [\"10.0.0.1:8096\"]\npeer-cert = \"CERT\"\npeer-key = \"KEY\"\npeer-ca-cert = \"CA\"\n";
+    let text = text.replace("CERT", &cert).replace("KEY", &key);
+    fs::write(&path, text.replace("CA", &ca)).unwrap();
+    let of_file = [("ADIT_CONFIG", path.as_str())];
+    let (plan, warnings) = server(files.server(), &[], &of_file).unwrap();
+    assert_eq!(warnings, Vec::<String>::new());
+    assert_eq!(plan.peers.as_ref().map(|peers| peers.peers.len()), Some(1));
+
+    // Variables of a Service named adit-peer are no settings.
+    let links = [
+        ("ADIT_PEER_SERVICE_HOST", "10.0.0.1"),
+        ("ADIT_PEER_PORT", "tcp://10.0.0.1:8096"),
+        ("ADIT_PEER_PORT_8096_TCP_ADDR", "10.0.0.1"),
+    ];
+    let (plan, warnings) = server(files.server(), &["--server-id=s"], &links).unwrap();
+    assert_eq!((plan, warnings), (plain, Vec::new()));
+    let error = |variables: Variables<'_>| server(files.server(), &[], variables).unwrap_err();
+    says(
+        &error(&[("ADIT_PEER_BIND", ":8096")]),
+        "ADIT_PEER_BIND: --peer-bind needs the certificates of peers",
+    );
+    says(
+        &error(&[("ADIT_PEER_GROUP", "")]),
+        "ADIT_PEER_GROUP: it is empty",
+    );
+    let shared = files.path("ca");
+    says(
+        &error(&[
+            ("ADIT_PEER_BIND", ":8096"),
+            ("ADIT_PEER_CERT", &cert),
+            ("ADIT_PEER_KEY", &key),
+            ("ADIT_PEER_CA_CERT", &shared),
+        ]),
+        "ADIT_PEER_CA_CERT: --peer-ca-cert and --cluster-ca-cert are one authority",
+    );
+}
+
 #[test]
 fn an_agent_by_upstreams_arguments_takes_settings_from_a_file() {
     let files = Files::new();
