@@ -98,7 +98,7 @@ pub async fn start_with(plan: &AgentPlan, controls: &Controls) -> anyhow::Result
         None => None,
     };
     let watched = vec![("server connection", Arc::clone(&tls) as Arc<dyn Reload>)];
-    let certificates = process.watch_files(watched, api.as_ref(), None);
+    let certificates = process.watch_files(watched, api.as_ref(), Vec::new());
     let dialer = target_dialer(plan, &process, resolver, &Arc::new(allowed))?;
     let context = LinkContext {
         agent: plan.agent_id.clone(),

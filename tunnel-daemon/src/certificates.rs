@@ -30,17 +30,20 @@ const WARNED_PART: u32 = 3;
 /// Counts and logs reloads of TLS files, and reports when certificates in use expire.
 pub(super) struct CertificateEvents {
     metrics: AditMetrics,
-    /// Reauthorizes agents when the files of their listener change.
-    authorizer: Option<AgentAuthorizer>,
+    /// Reauthorizes agents or peers when the files of their listener change.
+    authorizers: Vec<(&'static str, AgentAuthorizer)>,
     warnings: Mutex<Warnings>,
     table: Arc<CertificateTable>,
 }
 
 impl CertificateEvents {
-    pub(super) fn new(metrics: AditMetrics, authorizer: Option<AgentAuthorizer>) -> Self {
+    pub(super) fn new(
+        metrics: AditMetrics,
+        authorizers: Vec<(&'static str, AgentAuthorizer)>,
+    ) -> Self {
         Self {
             metrics,
-            authorizer,
+            authorizers,
             warnings: Mutex::default(),
             table: Arc::default(),
         }
@@ -56,7 +59,8 @@ impl ReloadEvents for CertificateEvents {
     fn loaded(&self, name: &'static str) {
         tracing::info!(files = name, "new TLS files are in use");
         self.metrics.tls_reloads.count(ReloadResult::Ok);
-        if let (AGENT_LISTENER, Some(authorizer)) = (name, &self.authorizer) {
+        let of_name = self.authorizers.iter().filter(|(of, _)| *of == name);
+        for (_, authorizer) in of_name {
             authorizer.changed();
         }
     }

@@ -23,6 +23,7 @@ mod memory_pressure;
 mod messages;
 mod node;
 pub mod node_interface;
+mod peers;
 mod pki;
 pub mod probes;
 mod process;

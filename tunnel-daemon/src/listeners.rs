@@ -20,10 +20,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::address::listen_addr;
 use crate::certificates::AGENT_LISTENER;
+use crate::peers::peer_alpn;
 use crate::process::Process;
+use adit_config::address::BindAddress;
 use adit_config::limits;
 use adit_config::plan::{
-    AgentListenerPlan, AgentProof, ClientsPlan, Dialect, FrontendListen, FrontendPlan, TlsFiles,
+    AgentListenerPlan, AgentProof, ClientsPlan, Dialect, FrontendListen, FrontendPlan, PeersPlan,
+    TlsFiles,
 };
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::descriptors::{Descriptors, Use};
@@ -147,7 +150,7 @@ impl AcceptEvents for Counted {
 
     fn has_room(&self) -> bool {
         self.descriptors.has_room(match self.listener {
-            ListenerLabel::Agent => Use::Agent,
+            ListenerLabel::Agent | ListenerLabel::Peer => Use::Agent,
             ListenerLabel::Frontend | ListenerLabel::Admin | ListenerLabel::Node => Use::Client,
         })
     }
@@ -224,6 +227,40 @@ impl<'a> Listening<'a> {
         self.tls(AGENT_LISTENER, tls)
     }
 
+    /// Loads the TLS of the listener for peers.
+    ///
+    /// # Errors
+    /// A TLS file cannot be loaded; the error names it.
+    pub(super) fn peer_tls(
+        &mut self,
+        name: &'static str,
+        peers: &PeersPlan,
+    ) -> anyhow::Result<Arc<ReloadableServerTls>> {
+        let tls = ServerTls {
+            client_crl: peers.crl.clone(),
+            ..server_tls(
+                &peers.tls,
+                self.policy,
+                peer_alpn().with_records(lane::ALPN),
+            )
+        };
+        self.tls(name, tls)
+    }
+
+    /// Listens for peers.
+    ///
+    /// # Errors
+    /// The address cannot be used.
+    pub(super) fn peers(
+        &self,
+        bind: &BindAddress,
+        tls: Arc<ReloadableServerTls>,
+        backend: Arc<Backend>,
+        connections: &Tasks,
+    ) -> anyhow::Result<SocketAddr> {
+        self.links(bind, tls, backend, connections, ListenerLabel::Peer, &[])
+    }
+
     /// Listens for agents.
     ///
     /// # Errors
@@ -235,12 +272,30 @@ impl<'a> Listening<'a> {
         backend: Arc<Backend>,
         connections: &Tasks,
     ) -> anyhow::Result<SocketAddr> {
-        let listener = self
-            .bind(&listen_addr(&agents.bind)?)
-            .context("agent port")?;
-        let local = listener
-            .tcp_addr()
-            .context("the agent listener has no address")?;
+        let balancers = &agents.balancers;
+        self.links(
+            &agents.bind,
+            tls,
+            backend,
+            connections,
+            ListenerLabel::Agent,
+            balancers,
+        )
+        .context("agent port")
+    }
+
+    /// Listens for links and their lanes.
+    fn links(
+        &self,
+        bind: &BindAddress,
+        tls: Arc<ReloadableServerTls>,
+        backend: Arc<Backend>,
+        connections: &Tasks,
+        label: ListenerLabel,
+        balancers: &[IpNet],
+    ) -> anyhow::Result<SocketAddr> {
+        let listener = self.bind(&listen_addr(bind)?)?;
+        let local = listener.tcp_addr().context("the listener has no address")?;
         let serve = move |stream: ByteStream| {
             let backend = Arc::clone(&backend);
             async move {
@@ -257,14 +312,7 @@ impl<'a> Listening<'a> {
                 backend.serve(stream, peer, certificate, account).await;
             }
         };
-        self.spawn(
-            listener,
-            Some(tls),
-            connections,
-            ListenerLabel::Agent,
-            &agents.balancers,
-            serve,
-        );
+        self.spawn(listener, Some(tls), connections, label, balancers, serve);
         Ok(local)
     }
 

@@ -207,14 +207,15 @@ impl Process {
         })
     }
 
-    /// Loads TLS files again when they change, and reports when certificates expire. `authorizer`: checks agents again.
+    /// Loads TLS files again when they change, and reports when certificates expire. `authorizers`: check agents and
+    /// peers again when the files of this name are new.
     pub(super) fn watch_files(
         &self,
         watched: Vec<(&'static str, Arc<dyn Reload>)>,
         api: Option<&Arc<Api>>,
-        authorizer: Option<AgentAuthorizer>,
+        authorizers: Vec<(&'static str, AgentAuthorizer)>,
     ) -> Arc<CertificateTable> {
-        let events = Arc::new(CertificateEvents::new(self.metrics.clone(), authorizer));
+        let events = Arc::new(CertificateEvents::new(self.metrics.clone(), authorizers));
         let table = Arc::clone(events.table());
         let (reread, stop) = (&self.controls.reread, &self.stop);
         if let Some(api) = api {

@@ -1,7 +1,7 @@
 //! The server: router, listeners, probes, and the order in which they stop.
 
 mod gauges;
-mod idle_lanes;
+pub(super) mod idle_lanes;
 mod readiness;
 pub(super) mod tenant;
 #[cfg(test)]
@@ -14,17 +14,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use tokio::sync::{oneshot, watch};
 
 use self::tenant::Tenant;
 use crate::budgets::isolation;
+use crate::certificates::AGENT_LISTENER;
 use crate::controls::Controls;
 use crate::descriptors;
 use crate::ebpf::Captured;
 use crate::kubernetes::{admission, kubernetes_api, publish_lease};
 use crate::listeners::Listening;
 use crate::node;
+use crate::peers::{self, PEER_FILES, Peering};
 use crate::process::{Probes, Process, ProcessPlan};
 use crate::status::model::Role;
 use crate::status::{Announced, ServerSource};
@@ -60,6 +62,7 @@ pub struct RunningServer {
     router: Arc<Router>,
     captured: Captured,
     process: Process,
+    peering: Option<Peering>,
     clients: Tasks,
     links: Tasks,
     agent_connections: Arc<AtomicUsize>,
@@ -102,8 +105,26 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let agent_tls = listening.agent_tls(&plan.agents)?;
     let authorizer = tenant.authorizer(plan, &agent_tls, &links, &process)?;
     settings.authorizer = authorizer.clone();
+    let mut authorizers = vec![(AGENT_LISTENER, authorizer)];
     settings.node = node::proxy(&plan.destinations, &tenant, &process, &clients)?;
     descriptors::close_idle_lanes(services, &process.descriptors, &router);
+    let context = tenant.frontends(plan, &process, &clients)?;
+    let peering = match &plan.peers {
+        None => None,
+        Some(peers) => {
+            let parts = peers::Parts {
+                plan,
+                process: &process,
+                tenant: &tenant,
+                clients: &context,
+                links: &links,
+                agents: &settings,
+            };
+            let (peering, of_peers) = parts.start(peers, &mut listening)?;
+            authorizers.push((PEER_FILES, of_peers));
+            Some(peering)
+        }
+    };
     let backend = Backend::new(
         Arc::clone(&router),
         settings,
@@ -111,13 +132,12 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         tenant.metrics.clone(),
         links.clone(),
     );
-    let context = tenant.frontends(plan, &process, &clients)?;
     // Before agents can connect: the redirect recognizes agents among the captured processes.
     let (captured, transparent) = listening.transparent(plan, &context)?;
     let agent_connections = backend.open_connections();
     let agents = listening.agents(&plan.agents, agent_tls, backend, &links)?;
     let frontends = listening.frontends(&plan.clients, &context)?;
-    let certificates = process.watch_files(listening.watched, api.as_ref(), Some(authorizer));
+    let certificates = process.watch_files(listening.watched, api.as_ref(), authorizers);
     let gauges = gauges::update(adit.clone(), Arc::clone(&router));
     services.spawn_always("gauges", gauges);
     services.spawn_always("idle-lanes", idle_lanes::keep(Arc::clone(&router)));
@@ -147,7 +167,10 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         .chain(frontends.iter().copied());
     let others: Vec<SocketAddr> = others.collect();
     let all = others.iter().chain(captured.listeners()).copied();
-    tenant.own.set(all.chain([agents]).collect());
+    let of_peers = peering.as_ref().and_then(|peering| peering.address);
+    tenant
+        .own
+        .set(all.chain([agents]).chain(of_peers).collect());
     captured.exempt(agents, others);
     // After all listeners: a lease tells agents to connect.
     let withdrawn = publish_lease(plan, api, &tenant.metrics, services, leased, &process.stop);
@@ -161,6 +184,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         router,
         captured,
         process,
+        peering,
         clients,
         links,
         agent_connections,
@@ -297,6 +321,8 @@ impl RunningServer {
         let links = self.router.links();
         let ends = links.iter().filter_map(LinkHandle::end);
         let told = join_all(ends);
+        let peers = self.peering.iter().flat_map(Peering::end);
+        let told = join(told, join_all(peers));
         let _busy = tokio::time::timeout(limit, told).await;
         wait_until(limit, || self.agent_connections.load(Relaxed) == 0).await;
     }

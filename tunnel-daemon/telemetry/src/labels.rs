@@ -212,6 +212,8 @@ label! {
         Admin = "admin",
         /// Listeners of an agent for the control plane.
         Node = "node",
+        /// The port for other servers.
+        Peer = "peer",
     }
 
     /// Why a connection to a TLS listener got no TLS session.

@@ -146,6 +146,12 @@ impl Router {
         Self::within(registry, limits, Arc::new(ProcessBudget::new(u64::MAX)))
     }
 
+    /// Limits on dials.
+    #[must_use]
+    pub fn limits(&self) -> DialLimits {
+        self.limits
+    }
+
     /// The memory that all tunnels share.
     #[must_use]
     pub fn budget(&self) -> &Arc<ProcessBudget> {
