@@ -182,6 +182,10 @@ impl PeersPlan {
                 "{count} values of --peer are too many: at most {max}; name several servers by dns:NAME:PORT"
             );
         }
+        if self.tls.client_ca.is_none() {
+            // A listener without it would ask for no certificate.
+            bail!("peers prove who they are by certificates: give --peer-ca-cert");
+        }
         self.check_group()?;
         self.tls
             .check_files(["--peer-cert", "--peer-key", "--peer-ca-cert"])?;
@@ -210,14 +214,12 @@ impl PeersPlan {
         &self,
         others: impl IntoIterator<Item = (&'static str, Option<&'a PathBuf>)>,
     ) -> Result<(), ConfigError> {
-        let own = self.tls.client_ca.as_deref();
-        for (flag, path) in others {
-            let path = path.map(PathBuf::as_path);
-            if let Some(shared) = path.filter(|path| own == Some(path)) {
-                return Err(shared_authority(flag, shared));
-            }
-        }
-        Ok(())
+        let Some(own) = &self.tls.client_ca else {
+            return Ok(());
+        };
+        let mut others = others.into_iter();
+        let shared = others.find(|(_flag, path)| *path == Some(own));
+        shared.map_or(Ok(()), |(flag, _path)| Err(shared_authority(flag, own)))
     }
 }
 
@@ -314,6 +316,25 @@ mod tests {
             let error = check(text).unwrap_err();
             assert!(error.contains(told), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn a_plan_without_a_ca_of_peers_is_refused() {
+        let plan = PeersPlan {
+            bind: Some(BindAddress::new("", 0).unwrap()),
+            tls: TlsFiles {
+                cert: "/no/cert".into(),
+                key: "/no/key".into(),
+                client_ca: None,
+            },
+            crl: None,
+            peers: Vec::new(),
+            networks: Vec::new(),
+            group: limits::PEER_GROUP.to_owned(),
+            agent_links: limits::PEER_AGENT_LINKS,
+        };
+        let error = plan.check().unwrap_err();
+        assert!(error.message().contains("give --peer-ca-cert"), "{error}");
     }
 
     #[test]
