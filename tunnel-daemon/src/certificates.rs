@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn the_table_lists_certificates_by_expiry_and_forgets_those_out_of_use() {
         let (metrics, folder) = (AgentMetrics::new(), PathBuf::from("/etc/adit"));
-        let events = CertificateEvents::new(metrics.adit().clone(), None);
+        let events = CertificateEvents::new(metrics.adit().clone(), Vec::new());
         let of = |name: &str, days: u32| Expiry {
             path: folder.join(name),
             ..expiry(days * DAY)
@@ -347,7 +347,7 @@ mod tests {
         };
 
         let metrics = AgentMetrics::new();
-        let events = Arc::new(CertificateEvents::new(metrics.adit().clone(), None));
+        let events = Arc::new(CertificateEvents::new(metrics.adit().clone(), Vec::new()));
         let api = Api::open(Source::Kubeconfig(file.clone())).await.unwrap();
         let (reread, stop) = (Reread::default(), CancellationToken::new());
         let watching = watch_kubeconfig(api, Arc::clone(&events), reread, stop);

@@ -65,7 +65,7 @@ struct NoTargets;
 
 impl TargetDialer for NoTargets {
     fn dial<'a>(&'a self, _protocol: &'a str, address: &'a str) -> Dialing<'a> {
-        let why = DialError::refused(address);
+        let why = DialError::UnknownNetwork(address.to_owned());
         Box::pin(std::future::ready(Err(why)))
     }
 }
@@ -192,8 +192,10 @@ impl Parts<'_> {
         listening: &mut Listening<'_>,
     ) -> anyhow::Result<Peers> {
         let process = self.process;
+        let ca = peers.tls.client_ca.clone();
+        let ca = ca.context("--peer-ca-cert is missing")?;
         let tls = Reloadable::load(ClientTls {
-            ca: peers.tls.client_ca.clone(),
+            ca,
             identity: Some((peers.tls.cert.clone(), peers.tls.key.clone())),
             policy: self.plan.tls.clone(),
             alpn: peer_alpn(),

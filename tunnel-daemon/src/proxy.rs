@@ -145,7 +145,7 @@ pub async fn start_with(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result
         metrics.adit().insecure_flag("insecure-plaintext-frontend");
     }
     let frontends = listening.frontends(&plan.clients, &context)?;
-    let certificates = process.watch_files(listening.watched, None, None);
+    let certificates = process.watch_files(listening.watched, None, Vec::new());
     let source = ServerSource {
         common: process.common(&common, certificates),
         role: Role::Proxy,

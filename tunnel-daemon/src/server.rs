@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use adit_core::registry::Registry;
 use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
 use futures_util::future::{join, join_all};
 use tokio::sync::{oneshot, watch};
@@ -34,6 +35,7 @@ use adit_config::limits;
 use adit_config::plan::ServerPlan;
 use adit_host::wait::wait_until;
 use adit_net::tasks::Tasks;
+use adit_peer::{PeerState, Peers};
 use adit_server::backend::{
     AgentAuthenticator, AgentAuthorizer, Backend, BackendSettings, LinkSettings,
 };
@@ -50,6 +52,8 @@ const AGENT_TASKS_MAX: usize = 100_000;
 pub struct RunningServer {
     /// Address for agents.
     pub agents: SocketAddr,
+    /// Address for other servers.
+    pub peers: Option<SocketAddr>,
     /// Addresses for TCP clients, in the order of the plan.
     pub frontends: Vec<SocketAddr>,
     /// Address to which the packet filter's rules lead connections.
@@ -176,6 +180,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let withdrawn = publish_lease(plan, api, &tenant.metrics, services, leased, &process.stop);
     Ok(RunningServer {
         agents,
+        peers: of_peers,
         frontends,
         transparent,
         health: probes.health(),
@@ -262,6 +267,34 @@ impl RunningServer {
     #[must_use]
     pub fn links(&self) -> usize {
         self.router.links().len()
+    }
+
+    /// Number of other servers whose agents this one can ask: they have announced all their keys.
+    #[must_use]
+    pub fn linked_peers(&self) -> usize {
+        self.router.with_registry(Registry::complete_peers)
+    }
+
+    /// Number of keys under which peers can be asked.
+    #[must_use]
+    pub fn reachable_keys(&self) -> usize {
+        self.router.with_registry(Registry::peer_keys)
+    }
+
+    /// Why addresses of peers have no link now.
+    #[must_use]
+    pub fn peer_failures(&self) -> Vec<String> {
+        let peers = self
+            .peering
+            .as_ref()
+            .and_then(|peering| peering.peers.as_ref());
+        let all = peers.map(Peers::all).unwrap_or_default();
+        let failures = all.into_iter().filter_map(|peer| match peer.state {
+            PeerState::Connecting | PeerState::Linked(_) => None,
+            PeerState::Own => Some("this server".to_owned()),
+            PeerState::Failed(why) => Some(why.to_string()),
+        });
+        failures.collect()
     }
 
     /// The lane pools of links that may have lanes.

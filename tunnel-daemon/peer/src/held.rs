@@ -97,7 +97,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_restarted_server_replaces_itself_and_two_of_one_id_are_refused() {
         let (mut held, id) = (HeldPeers::default(), ServerId::new("s"));
-        let mut enter =
+        let enter =
             |held: &mut HeldPeers, incarnation| held.enter(&id, incarnation, Instant::now());
         let first = enter(&mut held, 1).unwrap();
         assert_eq!(enter(&mut held, 1).unwrap_err(), NotKept::Duplicate);

@@ -13,7 +13,7 @@ const PING_EVERY_POLLS: u64 = 30;
 const LINKS_PER_TURN: usize = 64;
 
 /// Polls and pings for as long as the server runs.
-pub(super) async fn keep(router: Arc<Router>) {
+pub(crate) async fn keep(router: Arc<Router>) {
     for poll in 1_u64.. {
         poll_all(&router, poll.is_multiple_of(PING_EVERY_POLLS)).await;
         tokio::time::sleep(POLL_EVERY).await;

@@ -20,7 +20,7 @@ use adit_tls::reload::ReloadableServerTls;
 pub(crate) struct Tenant {
     pub(super) metrics: ServerMetrics,
     /// Registry of links, and the caps of dials.
-    pub(super) router: Arc<Router>,
+    pub(crate) router: Arc<Router>,
     pub(crate) access: Arc<AccessLog>,
     /// Limits of clients and the destinations they may reach.
     clients: Arc<ClientLimits>,

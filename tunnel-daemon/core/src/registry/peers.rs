@@ -334,11 +334,11 @@ impl Registry {
         peer.is_some_and(|peer| !std::mem::replace(&mut peer.is_complete, true))
     }
 
-    /// Whether a peer has announced all its keys.
+    /// Number of peers that have announced all their keys.
     #[must_use]
-    pub fn has_complete_peer(&self) -> bool {
-        let mut peers = self.peers.slots.iter().flatten();
-        peers.any(|peer| peer.is_complete)
+    pub fn complete_peers(&self) -> usize {
+        let peers = self.peers.slots.iter().flatten();
+        peers.filter(|peer| peer.is_complete).count()
     }
 
     /// Number of keys of one peer.

@@ -11,6 +11,7 @@ pub(crate) mod long_path;
 pub(crate) mod memory_cgroup;
 pub(crate) mod node;
 pub(crate) mod patterned;
+pub(crate) mod peers;
 pub(crate) mod raw;
 pub(crate) mod routers;
 pub(crate) mod seeded;

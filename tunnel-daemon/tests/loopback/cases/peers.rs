@@ -1,0 +1,228 @@
+//! Servers that know each other: an agent that is linked to one of them is reached through all.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use adit::agent::RunningAgent;
+use adit::server::RunningServer;
+use adit_tls::pki::Authority;
+use adit_tls::selfsigned::Usage;
+use tokio::io::AsyncWriteExt as _;
+use tokio::time::Instant;
+
+use crate::support::peers::{PeerFiles, asker, holder, linked};
+use crate::support::wait::{until, within};
+use crate::support::world::{World, channel, echo, open, scraped};
+use crate::support::{connect, targets};
+
+/// A server with an agent, and another one without agents that asks it.
+struct Pair {
+    world: World,
+    front: RunningServer,
+    files: PeerFiles,
+    _agent: RunningAgent,
+}
+
+impl Pair {
+    async fn start(flags: &[&str]) -> Self {
+        let files = PeerFiles::new();
+        let world = holder(&files, flags).await;
+        let agent = world.agent("agent-1", &[]).await;
+        world.links(1).await;
+        let address = world.server().peers.expect("it serves peers");
+        let front = asker(&world, &files, "front", &[address], &[]).await;
+        linked(&front, 1).await;
+        Self {
+            world,
+            front,
+            files,
+            _agent: agent,
+        }
+    }
+
+    fn socket(&self, dialect: &str) -> PathBuf {
+        socket(&self.world, dialect, "front")
+    }
+}
+
+/// The socket of an asker.
+fn socket(world: &World, dialect: &str, name: &str) -> PathBuf {
+    world.dir.path().join(format!("{dialect}.{name}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_of_one_server_is_reached_through_another() {
+    let pair = Pair::start(&[]).await;
+    let (target, _echo) = targets::local_echo().await;
+    for _round in 0..5 {
+        let mut stream = connect::open(&pair.socket("connect"), &target).await;
+        connect::echo(&mut stream, b"by another server").await;
+        connect::echo_to_the_end(&mut stream, &vec![b'x'; 3 << 20]).await;
+        let mut tunnel = open(channel(&pair.socket("grpc")).await, &target).await;
+        echo(&mut tunnel, b"and by gRPC").await;
+        tunnel.close().await.expect("a clean close");
+    }
+    assert_eq!(pair.front.links(), 0);
+    // Only the server that the client called counts dials and tunnels of clients.
+    let dials = "konnectivity_network_proxy_server_dial_duration_seconds_count";
+    scraped(&pair.front.metrics.scrape(), dials, 10.0).await;
+    pair.world.server_metric(dials, 0.0).await;
+}
+
+/// A failure has the agent's own words, at both dialects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_refuses_is_told_in_the_agents_words_through_a_peer() {
+    let pair = Pair::start(&[]).await;
+    let (_kept, closed) = targets::closed_port();
+    let request = format!("CONNECT {closed} HTTP/1.1\r\nHost: {closed}\r\n\r\n");
+    let here = connect::refused(&pair.world.connect(), request.as_bytes()).await;
+    let there = connect::refused(&pair.socket("connect"), request.as_bytes()).await;
+    assert_eq!(here, there);
+    assert!(there.1.contains("connection refused"), "{there:?}");
+}
+
+/// The last bytes, a half-close and a reset arrive as they would without the peer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ends_of_tunnels_pass_through_a_peer() {
+    let pair = Pair::start(&[]).await;
+    let (port, _summing, mut sums) = targets::summing().await;
+    let mut stream = connect::open(&pair.socket("connect"), &format!("127.0.0.1:{port}")).await;
+    let bytes = vec![7; 5 << 20];
+    stream.write_all(&bytes).await.expect("it is sent");
+    stream.shutdown().await.expect("a half-close");
+    let sum = within("the target's sum", sums.recv())
+        .await
+        .expect("a sum");
+    assert_eq!(sum.bytes, bytes.len() as u64);
+    let (port, _resetting) = targets::resetting().await;
+    let mut stream = connect::open(&pair.socket("connect"), &format!("127.0.0.1:{port}")).await;
+    let (_bytes, end) = connect::end(&mut stream).await;
+    assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
+}
+
+/// An agent that comes is found at once, one that goes is "No agent available" soon after, and its return is found again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn agents_that_come_and_go_at_one_server_do_so_at_its_peers() {
+    let files = PeerFiles::new();
+    let world = holder(&files, &[]).await;
+    let address = world.server().peers.expect("it serves peers");
+    let front = asker(&world, &files, "front", &[address], &[]).await;
+    linked(&front, 1).await;
+    let (target, _echo) = targets::local_echo().await;
+    let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
+    let socket = socket(&world, "connect", "front");
+    for _round in 0..3 {
+        let (status, text) = connect::refused(&socket, request.as_bytes()).await;
+        assert!(text.contains("No agent available"), "{status} {text}");
+        let agent = world.agent("agent-1", &[]).await;
+        world.links(1).await;
+        until("the key is known", || front.reachable_keys() == 1).await;
+        let mut stream = connect::open(&socket, &target).await;
+        connect::echo(&mut stream, b"found").await;
+        drop(stream);
+        agent.stop().await;
+        world.links(0).await;
+        until("the key is gone", || front.reachable_keys() == 0).await;
+    }
+}
+
+/// Three servers, each with one agent of its own host: each reaches all three, and no dial lands on another host.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_is_asked_for_at_the_server_that_has_its_agent() {
+    let files = PeerFiles::new();
+    let strategies = "--proxy-strategies=destHost,default";
+    let world = holder(&files, &[strategies]).await;
+    let (target, _echo) = targets::local_echo().await;
+    let port = target.rsplit(':').next().expect("a port").to_owned();
+    let address = world.server().peers.expect("it serves peers");
+    let front = asker(&world, &files, "front", &[address], &[]).await;
+    linked(&front, 1).await;
+    // Here an agent for any destination, which may dial nothing; there the one of the host.
+    let nothing = ["--allow-target=none"];
+    let _any = world.agent_of(front.agents.port(), "any", &nothing).await;
+    until("a link", || front.links() == 1).await;
+    let _host = world.agent_for("host", "host=localhost").await;
+    world.links(1).await;
+    until("both keys", || front.reachable_keys() == 2).await;
+    let mut stream = connect::open(
+        &socket(&world, "connect", "front"),
+        &format!("localhost:{port}"),
+    )
+    .await;
+    connect::echo(&mut stream, b"the host's own agent").await;
+    // Another host is no business of the agent there, and the agent here comes before it.
+    let other = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
+    let (_status, text) =
+        connect::refused(&socket(&world, "connect", "front"), other.as_bytes()).await;
+    assert!(text.contains("allow"), "{text}");
+}
+
+/// A server that is gone takes its keys with it at once, and comes back by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_restarts_is_found_again() {
+    let mut pair = Pair::start(&[]).await;
+    let (target, _echo) = targets::local_echo().await;
+    let address = pair.world.server().peers.expect("it serves peers");
+    let mut open = connect::open(&pair.socket("connect"), &target).await;
+    connect::echo(&mut open, b"before").await;
+    pair.world.stop_server(Duration::ZERO).await;
+    let (_bytes, end) = connect::end(&mut open).await;
+    assert_eq!(
+        end,
+        Err(std::io::ErrorKind::ConnectionReset),
+        "not an orderly end"
+    );
+    until("its keys are gone", || pair.front.reachable_keys() == 0).await;
+    // On a port of its own this time: the front has a second address.
+    pair.world.start_server(0).await;
+    let again = pair.world.server().peers.expect("it serves peers");
+    assert_ne!(again, address);
+    let front = asker(&pair.world, &pair.files, "second", &[address, again], &[]).await;
+    let _agent = pair.world.agent("agent-1", &[]).await;
+    linked(&front, 1).await;
+    until("its key is back", || front.reachable_keys() == 1).await;
+    let mut stream = connect::open(&socket(&pair.world, "connect", "second"), &target).await;
+    connect::echo(&mut stream, b"after").await;
+}
+
+/// A certificate of agents or clients is refused at the port for servers, and a peer's certificate at the agent port.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_peers_are_peers() {
+    let files = PeerFiles::new();
+    let world = holder(&files, &[]).await;
+    let address = world.server().peers.expect("it serves peers");
+    for authority in [Authority::Agents, Authority::Clients] {
+        let name = format!("{authority:?}").to_lowercase();
+        let mut args = world.other_args("0", &format!(".{name}"));
+        args.retain(|arg| !arg.starts_with("--peer-") && !arg.starts_with("--server-id"));
+        args.extend(files.flags_of(&name, authority, Usage::Peer));
+        args.push(format!("--peer={address}"));
+        let plan = crate::support::world::server_plan(&args).expect("flags are right");
+        let front = adit::server::start(&plan).await.expect("it starts");
+        until("it was refused", || !front.peer_failures().is_empty()).await;
+        assert_eq!(front.linked_peers(), 0);
+    }
+    let since = Instant::now();
+    let front = asker(&world, &files, "front", &[address], &[]).await;
+    linked(&front, 1).await;
+    assert!(since.elapsed() < Duration::from_secs(5));
+}
+
+/// Servers of another installation, and a server that calls itself, are no peers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_installation_and_itself_are_no_peers() {
+    let files = PeerFiles::new();
+    let world = holder(&files, &["--peer-group=one"]).await;
+    let address = world.server().peers.expect("it serves peers");
+    let front = asker(&world, &files, "front", &[address], &["--peer-group=two"]).await;
+    until("it was refused", || {
+        let failures = front.peer_failures();
+        failures
+            .iter()
+            .any(|text| text.contains("--peer-group must be the same"))
+    })
+    .await;
+    let own = asker(&world, &files, "holder", &[address], &["--peer-group=one"]).await;
+    until("it knows itself", || own.peer_failures() == ["this server"]).await;
+    assert_eq!((front.linked_peers(), own.linked_peers()), (0, 0));
+}

@@ -1,0 +1,81 @@
+//! Servers that know each other.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use adit::server::{self, RunningServer};
+use adit_tls::pki::{self, Authority, Wanted};
+use adit_tls::selfsigned::Usage;
+use tempfile::TempDir;
+
+use super::wait::until;
+use super::world::{World, server_plan};
+
+/// The authority of peers.
+pub(crate) struct PeerFiles(TempDir);
+
+impl PeerFiles {
+    pub(crate) fn new() -> Self {
+        let files = Self(TempDir::new().expect("a directory"));
+        pki::init(files.0.path(), 30).expect("an authority");
+        files
+    }
+
+    /// The flags with which a server is one of this authority's peers. Issues its certificate.
+    pub(crate) fn flags(&self, name: &str) -> Vec<String> {
+        self.flags_of(name, Authority::Peers, Usage::Peer)
+    }
+
+    /// As [`Self::flags`], with a certificate of another authority or usage.
+    pub(crate) fn flags_of(&self, name: &str, authority: Authority, usage: Usage) -> Vec<String> {
+        let wanted = Wanted {
+            stem: name.to_owned(),
+            authority,
+            usage,
+            common_name: name.to_owned(),
+            names: vec!["127.0.0.1".to_owned(), "localhost".to_owned()],
+        };
+        pki::issue(self.0.path(), 30, &[wanted]).expect("a certificate");
+        vec![
+            format!("--peer-cert={}", self.file(name, "crt").display()),
+            format!("--peer-key={}", self.file(name, "key").display()),
+            format!("--peer-ca-cert={}", self.file("peers-ca", "crt").display()),
+        ]
+    }
+
+    fn file(&self, stem: &str, ending: &str) -> PathBuf {
+        self.0.path().join(format!("{stem}.{ending}"))
+    }
+}
+
+/// A server that agents link to, which serves peers.
+pub(crate) async fn holder(files: &PeerFiles, flags: &[&str]) -> World {
+    let peer = files.flags("holder");
+    let mut all: Vec<&str> = peer.iter().map(String::as_str).collect();
+    all.extend(["--peer-bind=127.0.0.1:0", "--server-id=holder"]);
+    all.extend(flags);
+    World::start(&all).await
+}
+
+/// Another server of the same agents and clients, which asks the servers at these addresses. Its sockets end in `.asker`.
+pub(crate) async fn asker(
+    world: &World,
+    files: &PeerFiles,
+    name: &str,
+    peers: &[SocketAddr],
+    flags: &[&str],
+) -> RunningServer {
+    let mut args = world.other_args("0", &format!(".{name}"));
+    args.retain(|arg| !arg.starts_with("--peer-") && !arg.starts_with("--server-id"));
+    args.extend(files.flags(name));
+    args.push(format!("--server-id={name}"));
+    args.extend(peers.iter().map(|peer| format!("--peer={peer}")));
+    args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let plan = server_plan(&args).expect("flags are right");
+    server::start(&plan).await.expect("the server starts")
+}
+
+/// Waits until a server knows the keys of this many peers.
+pub(crate) async fn linked(server: &RunningServer, peers: usize) {
+    until(&format!("{peers} peers"), || server.linked_peers() == peers).await;
+}
