@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd as _;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use adit_agent::connector::{Connected, ConnectorError, ServerConnector};
@@ -87,7 +87,8 @@ pub(crate) enum PeerError {
 /// What the link tells about its peer.
 #[derive(Default)]
 struct Events {
-    peer: OnceLock<Arc<RegisteredPeer>>,
+    /// Weak: tunnels that outlive the link keep this, and not the peer in the router.
+    peer: OnceLock<Weak<RegisteredPeer>>,
     complete: watch::Sender<bool>,
     offence: Mutex<Option<String>>,
     ended: CancellationToken,
@@ -108,7 +109,7 @@ impl Events {
 
 impl AskerEvents for Events {
     fn keys(&self, keys: Keys) {
-        let Some(peer) = self.peer.get() else {
+        let Some(peer) = self.peer.get().and_then(Weak::upgrade) else {
             return;
         };
         match peer.announced(changes(&keys), keys.complete) {
@@ -211,7 +212,7 @@ async fn keep(
         Ok(peer) => Arc::new(peer),
         Err(error) => return error.into(),
     };
-    let _first = events.peer.set(Arc::clone(&peer));
+    let _first = events.peer.set(Arc::downgrade(&peer));
     state.send_replace(PeerState::Linked(peer.handle().clone()));
     tracing::info!(%server, %address, version = link.version.as_str().unwrap_or_default(), "linked to another server");
     let (tell, mut told) = watch::channel(false);

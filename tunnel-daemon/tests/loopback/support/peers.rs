@@ -68,7 +68,9 @@ pub(crate) async fn asker(
     let mut args = world.other_args("0", &format!(".{name}"));
     args.retain(|arg| !arg.starts_with("--peer-") && !arg.starts_with("--server-id"));
     args.extend(files.flags(name));
-    args.push(format!("--server-id={name}"));
+    if !flags.iter().any(|flag| flag.starts_with("--server-id")) {
+        args.push(format!("--server-id={name}"));
+    }
     args.extend(peers.iter().map(|peer| format!("--peer={peer}")));
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
     let plan = server_plan(&args).expect("flags are right");
