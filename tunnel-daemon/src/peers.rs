@@ -2,36 +2,45 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use adit_agent::context::{Dialing, LinkContext, TargetDialer};
-use adit_core::ids::AgentId;
+use adit_core::ids::{AgentId, ServerId};
 use adit_core::registry::{Registry, Strategies};
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions, PeerHello, PeerVersion};
 use anyhow::Context as _;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::budgets::isolation;
 use crate::descriptors;
 use crate::listeners::Listening;
 use crate::process::Process;
 use crate::server::tenant::Tenant;
+use crate::status::model::PeerStatus;
 use adit_config::plan::{LaneSecurity, PeersPlan, ServerPlan};
 use adit_net::dial::DialError;
 use adit_net::resolve::SystemResolver;
 use adit_net::tasks::Tasks;
-use adit_peer::{PeerSettings, Peers};
+use adit_peer::{PeerSettings, PeerState, Peers};
 use adit_server::backend::{
     AgentAuthenticator, AgentAuthorizer, Announcements, Backend, BackendSettings, Forwarding,
-    ForwardingCounts, PeerBackend,
+    PeerBackend,
 };
 use adit_server::frontend::events::FrontendContext;
 use adit_server::router::{DialLimits, LinkHandle, Router};
-use adit_telemetry::{AgentMetrics, ServerMetrics};
+use adit_telemetry::labels::{Label as _, PeerDial, PeerDirection};
+use adit_telemetry::{AditMetrics, AgentMetrics, PeerSeries, ServerMetrics};
 use adit_tls::reload::{Reload, Reloadable};
 use adit_tls::tls::{Alpn, AlpnRule, ClientTls};
 
 /// The log's name for the files of peers.
 pub(super) const PEER_FILES: &str = "peers";
+/// A server that has started this long ago waits for no peer.
+const STARTING: Duration = Duration::from_secs(10);
+/// Agents are told a smaller count once all servers have been peers for this long.
+const ALL_LIVE_FOR: Duration = Duration::from_secs(60);
 /// Links of one peer under its id: a restarted server may be here before its old link has ended.
 const LINKS_PER_PEER_MAX: usize = 4;
 /// Lanes of one peer.
@@ -43,7 +52,7 @@ pub(super) struct Peering {
     pub(super) address: Option<SocketAddr>,
     /// Links of servers that ask this one. No dial finds them.
     askers: Arc<Router>,
-    pub(super) counts: Arc<ForwardingCounts>,
+    metrics: AditMetrics,
     /// Servers that this one asks.
     pub(super) peers: Option<Peers>,
 }
@@ -94,7 +103,6 @@ impl Parts<'_> {
             Arc::clone(router.budget()),
         );
         let (process, services) = (self.process, &self.process.services);
-        let counts = Arc::<ForwardingCounts>::default();
         let mut authorizer = AgentAuthorizer::default();
         let mut address = None;
         if let Some(bind) = &peers.bind {
@@ -117,7 +125,7 @@ impl Parts<'_> {
                 router: Arc::clone(router),
                 clients: Arc::clone(self.clients),
                 tasks: self.clients.tasks.clone(),
-                counts: Arc::clone(&counts),
+                metrics: process.metrics.clone(),
             };
             let settings = self.backend(&hello, announcements, forwarding, authorizer.clone());
             let backend = Backend::new(
@@ -142,12 +150,13 @@ impl Parts<'_> {
         let asked = if peers.peers.is_empty() {
             None
         } else {
+            router.expect_peers(Instant::now() + STARTING);
             Some(self.ask(peers, hello, listening)?)
         };
         let peering = Peering {
             address,
             askers,
-            counts,
+            metrics: process.metrics.clone(),
             peers: asked,
         };
         Ok((peering, authorizer))
@@ -166,6 +175,7 @@ impl Parts<'_> {
             keepalive: agents.keepalive,
             admission: AgentAuthenticator::new(None),
             leases: agents.leases.clone(),
+            peers_live: watch::channel(None).1,
             authorizer,
             grants: adit_core::grant::Grants::default(),
             links_per_agent_max: LINKS_PER_PEER_MAX,
@@ -229,6 +239,7 @@ impl Parts<'_> {
             keepalive: self.plan.agents.keepalive,
             accounts: process.accounts.clone(),
             own_sockets: process.own_sockets.clone(),
+            metrics: process.metrics.clone(),
             stop: process.ending.clone(),
         };
         let context = LinkContext {
@@ -263,11 +274,201 @@ pub(super) fn peer_alpn() -> Alpn {
     }
 }
 
+/// The peers of a server, for `adit status`.
+pub(crate) struct PeerTable {
+    peers: Option<Peers>,
+    askers: Arc<Router>,
+    metrics: AditMetrics,
+}
+
+impl PeerTable {
+    /// One row for each address that is called, and for each link of a server that asks this one.
+    pub(crate) fn rows(&self) -> Vec<PeerStatus> {
+        let all = self.peers.as_ref().map(Peers::all).unwrap_or_default();
+        let to = all.into_iter().map(|peer| {
+            let address = peer.address.to_string();
+            match peer.state {
+                PeerState::Linked(handle) => {
+                    let state = if handle.is_silent() {
+                        "silent"
+                    } else {
+                        "linked"
+                    };
+                    PeerStatus {
+                        age_seconds: handle.since.elapsed().as_secs(),
+                        ..row(
+                            PeerDirection::To,
+                            address,
+                            state,
+                            Some((&handle.server, handle.series())),
+                        )
+                    }
+                }
+                PeerState::Connecting => row(PeerDirection::To, address, "connecting", None),
+                PeerState::Own => row(PeerDirection::To, address, "own", None),
+                PeerState::Failed(why) => PeerStatus {
+                    reason: Some(why.to_string()),
+                    ..row(PeerDirection::To, address, "failed", None)
+                },
+            }
+        });
+        let from = self.askers.links().into_iter().map(|link| {
+            let server = ServerId::new(link.info.agent.as_str());
+            let series = self.metrics.peer(server.as_str(), PeerDirection::From);
+            let state = if link.is_silent() { "silent" } else { "linked" };
+            PeerStatus {
+                age_seconds: link.since.elapsed().as_secs(),
+                ..row(
+                    PeerDirection::From,
+                    link.info.address.to_string(),
+                    state,
+                    Some((&server, &series)),
+                )
+            }
+        });
+        to.chain(from).collect()
+    }
+}
+
+fn row(
+    direction: PeerDirection,
+    address: String,
+    state: &str,
+    linked: Option<(&ServerId, &Arc<PeerSeries>)>,
+) -> PeerStatus {
+    let mut row = PeerStatus {
+        direction: direction.as_str().to_owned(),
+        address,
+        state: state.to_owned(),
+        ..PeerStatus::default()
+    };
+    if let Some((server, series)) = linked {
+        let count = |gauge: i64| u64::try_from(gauge).unwrap_or(0);
+        row.server = Some(server.as_str().to_owned());
+        row.keys = count(series.keys.get());
+        row.tunnels = count(series.tunnels.get());
+        row.opened = series.dials(PeerDial::Opened);
+        row.not_here = series.dials(PeerDial::NotHere);
+        row.failed = series.dials(PeerDial::Failed);
+    }
+    row
+}
+
 impl Peering {
+    /// What `adit status` shows of them.
+    pub(super) fn table(&self) -> PeerTable {
+        PeerTable {
+            peers: self.peers.clone(),
+            askers: Arc::clone(&self.askers),
+            metrics: self.metrics.clone(),
+        }
+    }
+
     /// Ends the links of servers that ask this one.
     pub(super) fn end(&self) -> Vec<impl Future<Output = ()> + Send + use<>> {
         self.askers.announce_shutdown();
         let links = self.askers.links();
         links.iter().filter_map(LinkHandle::end).collect()
+    }
+}
+
+/// The number of servers that agents are told to connect to: fewer than all while every server reaches every agent anyway.
+pub(super) struct AnnouncedCount {
+    pub(super) configured: i64,
+    pub(super) leases: watch::Receiver<usize>,
+    /// Servers that each agent connects to while all are live.
+    pub(super) links: i64,
+    pub(super) live: watch::Sender<Option<i64>>,
+}
+
+impl AnnouncedCount {
+    /// Looks every second whether all servers are peers, and have been for long enough.
+    pub(super) async fn follow(self, router: Arc<Router>) {
+        const EVERY: Duration = Duration::from_secs(1);
+        let mut since = None;
+        loop {
+            let leases = i64::try_from(*self.leases.borrow()).unwrap_or(i64::MAX);
+            let servers = self.configured.max(leases);
+            let live = router.with_registry(Registry::complete_peers);
+            let is_whole = i64::try_from(live).is_ok_and(|live| live + 1 >= servers) && live > 0;
+            let now = Instant::now();
+            since = is_whole.then(|| since.unwrap_or(now));
+            let has_lasted = since.is_some_and(|since| now.duration_since(since) >= ALL_LIVE_FOR);
+            self.live.send_if_modified(|told| {
+                let tells = has_lasted.then_some(self.links);
+                std::mem::replace(told, tells) != tells
+            });
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer whose dials nobody makes.
+    struct Nobody;
+
+    impl adit_server::router::PeerOpener for Nobody {
+        fn open<'a>(
+            &'a self,
+            _protocol: &'a str,
+            _address: &'a str,
+            _forward: adit_core::peer::Forward,
+        ) -> adit_server::router::Asking<'a> {
+            Box::pin(std::future::ready(
+                adit_server::router::PeerAnswer::NotAsked,
+            ))
+        }
+    }
+
+    /// Agents connect to two of five servers once all five have known each other for a minute, and to all again as soon as one
+    /// is missing.
+    #[tokio::test(start_paused = true)]
+    async fn agents_are_told_a_smaller_count_only_while_all_servers_are_peers() {
+        let limits = DialLimits {
+            pending_max: 1,
+            timeout: None,
+            dead_after: Duration::from_secs(8),
+        };
+        let router = Router::new(Registry::new(Strategies::default()), limits);
+        let (leased, leases) = watch::channel(5);
+        let (live, told) = watch::channel(None);
+        let count = AnnouncedCount {
+            configured: 1,
+            leases,
+            links: 2,
+            live,
+        };
+        let following = tokio::spawn(count.follow(Arc::clone(&router)));
+        let join = |name: &str| {
+            let id = ServerId::new(name);
+            let series = ServerMetrics::new(&["default"])
+                .adit()
+                .peer(name, PeerDirection::To);
+            let peer = router.register_peer(id, false, Arc::new(Nobody), series);
+            let peer = peer.expect("there is room");
+            peer.announced(std::iter::empty(), true).expect("no keys");
+            peer
+        };
+        let mut peers: Vec<_> = ["a", "b", "c"].map(join).into();
+        tokio::time::sleep(2 * ALL_LIVE_FOR).await;
+        assert_eq!(*told.borrow(), None, "one is no peer: it may be upstream's");
+        peers.push(join("d"));
+        tokio::time::sleep(ALL_LIVE_FOR / 2).await;
+        assert_eq!(*told.borrow(), None);
+        tokio::time::sleep(ALL_LIVE_FOR).await;
+        assert_eq!(*told.borrow(), Some(2));
+        leased.send_replace(6);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(*told.borrow(), None, "a sixth server is no peer yet");
+        leased.send_replace(5);
+        tokio::time::sleep(2 * ALL_LIVE_FOR).await;
+        assert_eq!(*told.borrow(), Some(2));
+        peers.pop();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(*told.borrow(), None);
+        following.abort();
     }
 }

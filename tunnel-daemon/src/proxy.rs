@@ -152,6 +152,7 @@ pub async fn start_with(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result
         router: Arc::clone(&router),
         metrics: metrics.adit().clone(),
         announced: None,
+        peers: None,
     };
     let (asked, told) = (Arc::clone(&servers), servers);
     let serving = move || match asked.any_may_answer() {

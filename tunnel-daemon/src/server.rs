@@ -27,7 +27,7 @@ use crate::ebpf::Captured;
 use crate::kubernetes::{admission, kubernetes_api, publish_lease};
 use crate::listeners::Listening;
 use crate::node;
-use crate::peers::{self, PEER_FILES, Peering};
+use crate::peers::{self, AnnouncedCount, PEER_FILES, Peering};
 use crate::process::{Probes, Process, ProcessPlan};
 use crate::status::model::Role;
 use crate::status::{Announced, ServerSource};
@@ -102,6 +102,8 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let mut settings = backend_settings(plan, &process, admission)?;
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
+    let (live, peers_live) = watch::channel(None);
+    settings.peers_live = peers_live;
     let announced = Some(Announced {
         configured: settings.server.server_count,
         leases: settings.leases.clone(),
@@ -126,6 +128,14 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
             };
             let (peering, of_peers) = parts.start(peers, &mut listening)?;
             authorizers.push((PEER_FILES, of_peers));
+            let count = AnnouncedCount {
+                configured: settings.server.server_count,
+                leases: settings.leases.clone(),
+                links: i64::from(peers.agent_links.get()),
+                live,
+            };
+            let counting = count.follow(Arc::clone(&router));
+            services.spawn_always("peer-count", counting);
             Some(peering)
         }
     };
@@ -159,6 +169,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         router: Arc::clone(&router),
         metrics: adit.clone(),
         announced,
+        peers: peering.as_ref().map(Peering::table),
     };
     let (asked, compat) = (Arc::clone(&router), plan.compat);
     let serving = move || asked.with_registry(|registry| readiness::of_agents(registry, compat));
@@ -242,6 +253,7 @@ fn backend_settings(
         admission,
         authorizer: AgentAuthorizer::default(),
         leases: watch::channel(0).1,
+        peers_live: watch::channel(None).1,
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,

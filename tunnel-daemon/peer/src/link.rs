@@ -17,6 +17,7 @@ use adit_core::wire::metadata::PeerHello;
 use adit_core::wire::packet::Keys;
 use adit_server::backend::changes;
 use adit_server::router::{RegisteredPeer, TooManyPeers};
+use adit_telemetry::labels::PeerDirection;
 use adit_tunnel::lane::{Lane, bind_to_server};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -208,7 +209,11 @@ async fn keep(
     let opener = Arc::new(LaneOpener {
         lanes: lanes.clone(),
     });
-    let peer = match shared.router.register_peer(server.clone(), near, opener) {
+    let series = (shared.settings.metrics).peer(server.as_str(), PeerDirection::To);
+    let peer = match shared
+        .router
+        .register_peer(server.clone(), near, opener, series)
+    {
         Ok(peer) => Arc::new(peer),
         Err(error) => return error.into(),
     };

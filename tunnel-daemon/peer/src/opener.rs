@@ -40,7 +40,7 @@ impl LaneOpener {
                 return PeerAnswer::NotAsked;
             };
             match lane.open(&request).await {
-                Opened::Open(endpoint) => return PeerAnswer::Open(endpoint.of_peer()),
+                Opened::Open(endpoint) => return PeerAnswer::Open(endpoint),
                 Opened::NotSeen => (),
                 Opened::Lost => return PeerAnswer::Failed(DialFailure::LinkLost),
                 Opened::Refused(RefusalCode::NotHere, _) => return PeerAnswer::NotHere,

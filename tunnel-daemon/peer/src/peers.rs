@@ -14,6 +14,7 @@ use adit_net::accounts::Accounts;
 use adit_net::resolve::Resolve;
 use adit_net::self_sockets::OwnSockets;
 use adit_server::router::{PeerHandle, Router};
+use adit_telemetry::AditMetrics;
 use adit_tls::reload::ReloadableClientTls;
 use ipnet::IpNet;
 use tokio::sync::watch;
@@ -59,6 +60,8 @@ pub struct PeerSettings {
     pub accounts: Accounts,
     /// Sockets that a redirect on this node must not capture.
     pub own_sockets: OwnSockets,
+    /// Counters.
+    pub metrics: AditMetrics,
     /// Once cancelled, all links end.
     pub stop: CancellationToken,
 }

@@ -11,19 +11,24 @@ use adit_server::router::Router;
 /// Strategies in use, and whether dials find an agent by them.
 type Strategies = [(Strategy, Availability)];
 
+/// An agent of a peer counts as one of this server: a server that no agent has found yet serves at once.
+///
 /// With native flags an agent that responds must be there, by whatever strategy dials find it. In compat mode, as upstream, an
 /// agent must be registered under the first strategy: an unready server is taken out of its own service, which locks its
 /// agents out.
 pub(super) fn of_agents(registry: &Registry, compat: bool) -> Readiness {
     if compat {
-        return if registry.first_has_agent() {
+        let first = registry.strategies().first();
+        return if registry.first_has_agent() || registry.a_peer_serves(first) {
             Readiness::Ready
         } else {
             Readiness::NotReady(NO_AGENT.into())
         };
     }
+    let mut strategies = registry.strategies().iter();
     match best(&registry.availability()) {
         Availability::Ready => Readiness::Ready,
+        _ if strategies.any(|strategy| registry.a_peer_serves(strategy)) => Readiness::Ready,
         Availability::Silent => Readiness::NotReady(ALL_SILENT.into()),
         Availability::None if registry.links() == 0 => Readiness::NotReady(NO_AGENT.into()),
         Availability::None => Readiness::NotReady(NO_MATCH.into()),
@@ -50,6 +55,16 @@ pub(super) fn lines(router: &Router) -> String {
             lines,
             "[{sign}]strategy {strategy}: {}",
             availability.name()
+        );
+    }
+    let peers = router.peers();
+    if !peers.is_empty() {
+        let silent = peers.iter().filter(|peer| peer.is_silent()).count();
+        let (all, keys) = (peers.len(), router.with_registry(Registry::peer_keys));
+        let sign = if silent < all { '+' } else { '-' };
+        let _infallible = writeln!(
+            lines,
+            "[{sign}]peers {all} linked, {silent} silent, {keys} keys"
         );
     }
     if silent > 0 {

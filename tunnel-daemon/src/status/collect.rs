@@ -18,6 +18,7 @@ use super::model::{
 };
 use crate::certificates::CertificateTable;
 use crate::check;
+use crate::peers::PeerTable;
 use crate::redirect_view::RedirectView;
 use adit_agent::lanes::LaneKeeper;
 use adit_agent::servers::Servers;
@@ -67,6 +68,8 @@ pub(crate) struct ServerSource {
     pub(crate) metrics: AditMetrics,
     /// `None` of a proxy.
     pub(crate) announced: Option<Announced>,
+    /// `None` without peers.
+    pub(crate) peers: Option<PeerTable>,
 }
 
 /// State of an agent.
@@ -160,6 +163,7 @@ impl Common {
             links_total: all.links,
             search: None,
             server_count: None,
+            peers: Vec::new(),
             relay: self.relay(),
             capabilities: self.host.clone(),
             privileges: held_by_any_thread().ok().map(names),
@@ -260,6 +264,7 @@ impl Source for ServerSource {
         let links = self.rows(&links, &tally);
         let mut status = self.common.status(self.role, &tally, links, all);
         status.pending_dials = Some(self.router.pending_dials() as u64);
+        status.peers = self.peers.as_ref().map(PeerTable::rows).unwrap_or_default();
         status.server_count = self.announced.as_ref().map(Announced::count);
         let strategies = self.router.with_registry(Registry::availability);
         status.strategies = strategies

@@ -41,6 +41,9 @@ pub struct Status {
     /// How many servers agents are to connect to; only of a server.
     #[serde(default)]
     pub server_count: Option<ServerCount>,
+    /// Servers that this one asks, and those that ask this one; only of a server.
+    #[serde(default)]
+    pub peers: Vec<PeerStatus>,
     /// Lanes of all links.
     pub lanes: LaneStatus,
     /// What moves the bytes of raw lanes.
@@ -64,6 +67,33 @@ pub struct Status {
     /// Certificates in use, those that expire first at the front.
     #[serde(default)]
     pub certificates: Vec<CertificateStatus>,
+}
+
+/// Another server.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// `to`: this server asks it; `from`: it asks this one.
+    pub direction: String,
+    /// Its id; `None`: not known yet.
+    pub server: Option<String>,
+    /// The address that is called, or that calls.
+    pub address: String,
+    /// `linked`, `silent`, `connecting`, `failed` or `own`.
+    pub state: String,
+    /// Why there is no link.
+    pub reason: Option<String>,
+    /// Keys under which it has agents.
+    pub keys: u64,
+    /// Open tunnels.
+    pub tunnels: u64,
+    /// Dials that it answered with a tunnel, for which it had no agent, and that failed.
+    pub opened: u64,
+    /// Dials for whose key it had no agent.
+    pub not_here: u64,
+    /// Dials that failed.
+    pub failed: u64,
+    /// Age of the link.
+    pub age_seconds: u64,
 }
 
 /// A file with certificates in use.

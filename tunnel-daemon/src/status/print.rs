@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::client::Socket;
 use super::model::{
-    AccountStatus, Descriptors, LaneStatus, LinkStatus, LogStatus, RedirectOthers, RedirectStatus,
-    RelayStatus, Role, SearchStatus, Status, TunnelCounts, Verdict,
+    AccountStatus, Descriptors, LaneStatus, LinkStatus, LogStatus, PeerStatus, RedirectOthers,
+    RedirectStatus, RelayStatus, Role, SearchStatus, Status, TunnelCounts, Verdict,
 };
 use super::tables::{self, Column, certificates, name};
 use super::text::{age, bytes, clean, clean_middle, has_colours, labelled, show};
@@ -89,6 +89,9 @@ pub fn table(status: &Status, colours: bool) -> String {
         let text = format!("{}: {}", capability.name, capability.text);
         out += &labelled(capability.verdict.name(), INDENT, &text);
     }
+    for peer in &status.peers {
+        out += &labelled("peer", INDENT, &peer_text(peer));
+    }
     out += &links(status);
     let certificates = certificates(&status.certificates, true);
     if !certificates.is_empty() {
@@ -152,6 +155,25 @@ fn account_text(account: &AccountStatus) -> String {
     match account.state.as_str() {
         "" | "off" => String::new(),
         state => format!("{}: {}", clean(state, 20), clean(reason, 200)),
+    }
+}
+
+/// Text about another server.
+fn peer_text(peer: &PeerStatus) -> String {
+    let server = peer.server.as_deref().unwrap_or("a server");
+    let (server, address) = (clean(server, 40), clean(&peer.address, 60));
+    let state = clean(&peer.state, 20);
+    let (direction, keys) = match peer.direction.as_str() {
+        "from" => ("asks this one", String::new()),
+        _ => ("is asked", format!(", {} keys", peer.keys)),
+    };
+    match &peer.reason {
+        Some(reason) => format!("{address} {state}: {}", clean(reason, 300)),
+        None if peer.state == "own" => format!("{address} is this server"),
+        None => format!(
+            "{server} at {address} {direction}, {state}{keys}; {} tunnels, dials: {} opened, {} not there, {} failed",
+            peer.tunnels, peer.opened, peer.not_here, peer.failed
+        ),
     }
 }
 

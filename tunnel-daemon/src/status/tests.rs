@@ -2,7 +2,7 @@
 
 use super::model::{
     API, AccountStatus, AgentStatus, Capability, CertificateStatus, Descriptors, DialStatus,
-    LaneStatus, LinkLanes, LinkStatus, LogStatus, Memory, Readiness, RedirectFile,
+    LaneStatus, LinkLanes, LinkStatus, LogStatus, Memory, PeerStatus, Readiness, RedirectFile,
     RedirectNamespaces, RedirectOthers, RedirectStatus, RelayStatus, Role, SearchStatus, Status,
     StrategyStatus, TunnelCounts, Verdict,
 };
@@ -67,6 +67,23 @@ pub(crate) fn status() -> Status {
             state: "slow".to_owned(),
             reason: Some("\x1b[2Ja announces 64".repeat(99)),
         }),
+        peers: vec![
+            PeerStatus {
+                direction: "to".to_owned(),
+                server: Some("p".repeat(100)),
+                address: "[2001:db8::1:2:3]:8096".to_owned(),
+                state: "linked".to_owned(),
+                keys: u64::MAX,
+                tunnels: u64::MAX,
+                ..PeerStatus::default()
+            },
+            PeerStatus {
+                address: "192.0.2.1:8096".to_owned(),
+                state: "failed".to_owned(),
+                reason: Some("\x1b[2Jrefused".to_owned()),
+                ..PeerStatus::default()
+            },
+        ],
         server_count: None,
         lanes: LaneStatus {
             idle: 99_999,

@@ -23,7 +23,7 @@ const SHOWN_BYTES_MAX: usize = 256;
 pub struct TunnelRecord<'a> {
     /// The dialect the client spoke.
     pub client_dialect: ClientDialect,
-    /// The agent that served it; empty if none did.
+    /// The agent that served it; empty if none did. On the path [`Path::Peer`] the server that has the agent.
     pub agent: &'a str,
     /// All agents that were asked, in order and separated by commas; `None` if only `agent` was asked.
     pub agents_asked: Option<&'a str>,
@@ -107,11 +107,13 @@ impl AccessLog {
 
 fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
     let suppressed = (suppressed > 0).then_some(suppressed);
+    let (agent, via) = agent_or_via(Some(record.agent), record.path);
     match &record.outcome {
         AccessOutcome::Tunnel(flow) => tracing::info!(
             target: TARGET,
             client_dialect = record.client_dialect.as_str(),
-            agent = cut(record.agent),
+            agent = cut(agent.unwrap_or_default()),
+            via = via.map(cut),
             agents_asked = record.agents_asked.map(cut),
             destination = cut(record.destination),
             bytes_to_target = flow.bytes_to_target,
@@ -136,16 +138,29 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
     }
 }
 
+/// The agent, or the server that has it and does not say which it is.
+pub(super) fn agent_or_via(
+    agent: Option<&str>,
+    path: Option<Path>,
+) -> (Option<&str>, Option<&str>) {
+    match path {
+        Some(Path::Peer) => (None, agent),
+        _ => (agent, None),
+    }
+}
+
 /// Without the fields of a tunnel.
 fn emit_dial(
     record: &TunnelRecord<'_>,
     failure: Option<(DialReason, DialStage)>,
     suppressed: Option<u64>,
 ) {
+    let (agent, via) = agent_or_via(Some(record.agent), record.path);
     tracing::info!(
         target: TARGET,
         client_dialect = record.client_dialect.as_str(),
-        agent = cut(record.agent),
+        agent = cut(agent.unwrap_or_default()),
+        via = via.map(cut),
         agents_asked = record.agents_asked.map(cut),
         destination = cut(record.destination),
         dial_seconds = record.dial.as_secs_f64(),
@@ -228,7 +243,7 @@ mod tests {
         assert_eq!(event["driver_reason"], "framed");
         assert_eq!(event["opened_by"], "client");
         assert!(
-            ["suppressed", "detail", "principal", "agents_asked"]
+            ["suppressed", "detail", "principal", "agents_asked", "via"]
                 .iter()
                 .all(|absent| event.get(absent).is_none()),
             "{text}"

@@ -4,7 +4,7 @@ use std::fmt;
 
 use prometheus::IntCounter;
 
-use crate::access::cut;
+use crate::access::{agent_or_via, cut};
 use crate::families::{Counters, Registrar, families};
 use crate::labels::{DialReason, DialStage, Label as _, Path};
 use crate::rate::EventLimit;
@@ -69,13 +69,15 @@ impl FailedDials {
         let Some(suppressed) = self.limit.admit() else {
             return;
         };
+        let (agent, via) = agent_or_via(dial.agent, dial.path);
         tracing::warn!(
             target: TARGET,
             destination = cut(dial.destination),
             reason = dial.reason.as_str(),
             stage = dial.stage.as_str(),
             error = cut(dial.error),
-            agent = dial.agent.map(cut),
+            agent = agent.map(cut),
+            via = via.map(cut),
             principal = dial.principal.map(cut),
             path = dial.path.map(|path| path.as_str()),
             suppressed = (suppressed > 0).then_some(suppressed),

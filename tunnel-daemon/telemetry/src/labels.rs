@@ -170,6 +170,26 @@ label! {
         Peer = "peer",
     }
 
+    /// Direction of a link between servers.
+    PeerDirection {
+        /// This server asks.
+        To = "to",
+        /// The other server asks.
+        From = "from",
+    }
+
+    /// Result of a dial that one server forwards to another.
+    PeerDial {
+        /// The tunnel is open.
+        Opened = "opened",
+        /// No agent there under the key; nobody was asked.
+        NotHere = "not_here",
+        /// The dial failed there.
+        Failed = "failed",
+        /// The dial was not forwarded, or refused for what it says: nobody was asked.
+        Refused = "refused",
+    }
+
     /// Which limit refused a dial.
     DialCap {
         /// Limit on dials in flight of one agent.

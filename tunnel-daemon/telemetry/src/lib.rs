@@ -27,6 +27,7 @@ pub mod metrics_redirect;
 pub mod metrics_review;
 pub mod metrics_server;
 pub mod packets;
+mod peers;
 pub mod rate;
 mod sink;
 #[cfg(test)]
@@ -61,4 +62,5 @@ pub use metrics_agent::AgentMetrics;
 pub use metrics_redirect::RedirectMetrics;
 pub use metrics_server::{OpenTunnel, ServerMetrics};
 pub use packets::PacketCounter;
+pub use peers::PeerSeries;
 pub use tunnels::{LiveTunnel, OpenTunnels, TunnelEntry, TunnelFacts, TunnelSide};

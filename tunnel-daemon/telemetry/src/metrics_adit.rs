@@ -19,10 +19,11 @@ use crate::guard::GaugeGuard;
 use crate::labels::{
     AgentRefusal, CertificateKind, DialCap, DialRetry, Driver, EndClass, EndReason, Engine,
     HandshakeFailure, Label as _, LaneCloseReason, LaneDial, LaneRefusal, LaneState, LinkEnding,
-    Listener, NodeRefusal, Offence, OpenedBy, Path, PeerKind, ReloadResult,
+    Listener, NodeRefusal, Offence, OpenedBy, Path, PeerDirection, PeerKind, ReloadResult,
 };
 use crate::metrics_account::AccountMetrics;
 use crate::metrics_redirect::RedirectMetrics;
+use crate::peers::{PeerMetrics, PeerSeries};
 use crate::tunnels::{OpenTunnels, TunnelBytes};
 use crate::versions::LinksByVersion;
 
@@ -45,6 +46,7 @@ struct AditSeries {
     redirect: RedirectMetrics,
     failed_dials: FailedDials,
     dials_by_agent: DialsByAgent,
+    peers: Arc<PeerMetrics>,
     links_by_version: LinksByVersion,
     open_tunnels: Arc<OpenTunnels>,
     /// That of links and tunnels; scrapes have one of their own.
@@ -174,6 +176,7 @@ impl AditMetrics {
             redirect: RedirectMetrics::register(&families),
             failed_dials: FailedDials::register(&families),
             dials_by_agent: DialsByAgent::register(&server),
+            peers: PeerMetrics::register(&server),
             links_by_version: LinksByVersion::new(&families),
             open_tunnels: Arc::new(OpenTunnels::counted_in(TunnelBytes::declare(&families))),
             runtime: Handle::try_current().ok(),
@@ -216,6 +219,12 @@ impl AditMetrics {
     #[must_use]
     pub fn dials_of(&self, agent: &str) -> Arc<AgentDials> {
         self.0.dials_by_agent.of(agent)
+    }
+
+    /// The series of a server that this one asks, or that asks this one.
+    #[must_use]
+    pub fn peer(&self, server: &str, direction: PeerDirection) -> Arc<PeerSeries> {
+        self.0.peers.of(server, direction)
     }
 
     /// A dial failed: counted, and logged within the rate limit. Called once per client dial, however many agents it asked.

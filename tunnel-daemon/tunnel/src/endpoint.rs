@@ -18,7 +18,7 @@ use crate::link_path::LinkPath;
 use crate::server_path::{ServerConnection, ServerPath};
 use adit_telemetry::labels::{Path as PathLabel, ServiceMethod};
 use adit_telemetry::tunnels::PathQuality;
-use adit_telemetry::{GaugeGuard, LiveTunnel, ServerMetrics};
+use adit_telemetry::{GaugeGuard, LiveTunnel, PeerSeries, ServerMetrics};
 
 /// What observes that an endpoint's socket or stream takes bytes slower than they come.
 #[derive(Clone, Debug)]
@@ -65,8 +65,8 @@ impl Carrier {
 /// One side of a tunnel, over a link, a lane or a connection to a server. Dropping it without [`Endpoint::close`] resets the tunnel.
 pub struct Endpoint {
     path: Path,
-    /// The lane is one of another server, which has the agent.
-    is_of_peer: bool,
+    /// The lane is one of another server, which has the agent; or is asked for by one.
+    peer: Option<Arc<PeerSeries>>,
     /// Memory reserved for this tunnel.
     promise: Option<Promise>,
     growth: BufferGrowth,
@@ -116,17 +116,18 @@ impl Endpoint {
         Self::over(Path::Server(Box::new(ServerPath::new(connection))))
     }
 
-    /// Marks a tunnel on a lane of another server, which has the agent.
+    /// Counts a tunnel between servers, from now to its end.
     #[must_use]
-    pub fn of_peer(mut self) -> Self {
-        self.is_of_peer = true;
+    pub fn of_peer(mut self, peer: Arc<PeerSeries>) -> Self {
+        peer.tunnels.inc();
+        self.peer = Some(peer);
         self
     }
 
     fn over(path: Path) -> Self {
         Self {
             path,
-            is_of_peer: false,
+            peer: None,
             promise: None,
             growth: BufferGrowth::default(),
             sent_bytes: 0,
@@ -148,7 +149,7 @@ impl Endpoint {
     pub fn path(&self) -> PathLabel {
         match &self.path {
             Path::Link(_) => PathLabel::Link,
-            Path::Lane(_) if self.is_of_peer => PathLabel::Peer,
+            Path::Lane(_) if self.peer.is_some() => PathLabel::Peer,
             Path::Lane(_) => PathLabel::Lane,
             Path::Server(_) => PathLabel::Server,
         }
@@ -449,6 +450,10 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if let Some(peer) = &self.peer {
+            peer.tunnels.dec();
+            peer.bytes.inc_by(self.sent_bytes + self.delivered_bytes);
+        }
         self.count_kernel(0);
     }
 }

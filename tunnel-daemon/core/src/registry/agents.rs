@@ -36,6 +36,15 @@ impl Key {
     pub(super) fn of_host(host: Host) -> Self {
         Self::Host(host.without_final_dot())
     }
+
+    pub(super) fn strategy(&self) -> Strategy {
+        match self {
+            Self::Any => Strategy::Default,
+            Self::DefaultRoute => Strategy::DefaultRoute,
+            Self::Host(_) => Strategy::DestHost,
+            Self::Net(_) => Strategy::DestCidr,
+        }
+    }
 }
 
 /// The result of adding a link.

@@ -57,6 +57,7 @@ struct Entry {
     holders: u64,
     draining: u64,
     owner: u64,
+    strategy: Strategy,
     /// Of a network: whether it is of IPv6, and its prefix length.
     length: Option<(bool, u8)>,
 }
@@ -203,6 +204,7 @@ impl Peers {
                     holders: bit,
                     draining,
                     owner: said.owner,
+                    strategy: key.strategy(),
                     length,
                 };
                 self.entries.insert(hash, entry);
@@ -355,10 +357,12 @@ impl Registry {
         self.peers.entries.len()
     }
 
-    /// Whether a peer has a key of this strategy's kind that needs no identifier, for readiness: that of any agent.
+    /// Whether a peer that answers has an agent by this strategy.
     #[must_use]
-    pub fn a_peer_has_any_agent(&self) -> bool {
-        self.peers.has(&Key::Any, &[])
+    pub fn a_peer_serves(&self, strategy: Strategy) -> bool {
+        let heard = !self.peers.silent;
+        let mut entries = self.peers.entries.values();
+        entries.any(|entry| entry.strategy == strategy && entry.holders & heard != 0)
     }
 
     /// What all agents of a key at peers have proved, as a hash; `None` if they differ, or none has the key.

@@ -44,12 +44,7 @@ impl Scope {
     /// The strategy that the key belongs to.
     #[must_use]
     pub fn strategy(&self) -> Strategy {
-        match self.0 {
-            Key::Any => Strategy::Default,
-            Key::DefaultRoute => Strategy::DefaultRoute,
-            Key::Host(_) => Strategy::DestHost,
-            Key::Net(_) => Strategy::DestCidr,
-        }
+        self.0.strategy()
     }
 
     /// The host or network; empty for strategies without one. [`Self::named`] reads it.

@@ -1,7 +1,6 @@
 //! Tunnels that peers open for their clients: each is dialled through an agent of this server, or not at all.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ServerId};
@@ -16,25 +15,12 @@ use crate::owner::owner_hash;
 use crate::router::{AskedAgents, NotForwarded, Router};
 use adit_net::source_quota::Source;
 use adit_net::tasks::Tasks;
+use adit_telemetry::labels::{PeerDial, PeerDirection};
+use adit_telemetry::{AditMetrics, GaugeGuard, PeerSeries};
 use adit_tunnel::{AgentOpen, AgentOpens, BridgeOutcome, Carrier, bridge};
 
 /// Dials of one peer that have no answer yet.
 const PENDING_MAX: usize = 1024;
-
-/// Counts of forwarded dials since the start.
-#[derive(Debug, Default)]
-pub struct ForwardingCounts {
-    /// Tunnels opened for peers.
-    pub opened: AtomicU64,
-    /// Dials of peers for whose key there was no agent.
-    pub not_here: AtomicU64,
-    /// Dials of peers that failed otherwise.
-    pub failed: AtomicU64,
-    /// OPENs that a peer may not send: without a forwarded dial, or with one that cannot be read.
-    pub offences: AtomicU64,
-    /// Tunnels of peers that are open.
-    pub open: AtomicU64,
-}
 
 /// Opens tunnels for peers.
 pub struct Forwarding {
@@ -44,8 +30,8 @@ pub struct Forwarding {
     pub clients: Arc<FrontendContext>,
     /// Runs the tunnels.
     pub tasks: Tasks,
-    /// Counts.
-    pub counts: Arc<ForwardingCounts>,
+    /// Counters.
+    pub metrics: AditMetrics,
 }
 
 impl AgentDoors for Forwarding {
@@ -55,10 +41,13 @@ impl AgentDoors for Forwarding {
         _principal: &Arc<str>,
         _source: &Source,
     ) -> Arc<dyn AgentOpens> {
+        let series = self.metrics.peer(agent.as_str(), PeerDirection::From);
         Arc::new(PeerDoor {
             forwarding: self,
             peer: ServerId::new(agent.as_str()),
             pending: Arc::new(Semaphore::new(PENDING_MAX)),
+            _link: GaugeGuard::new(&series.links),
+            series,
         })
     }
 }
@@ -68,11 +57,13 @@ struct PeerDoor {
     forwarding: Arc<Forwarding>,
     peer: ServerId,
     pending: Arc<Semaphore>,
+    series: Arc<PeerSeries>,
+    _link: GaugeGuard,
 }
 
 impl PeerDoor {
     fn offence(&self, open: AgentOpen, text: &str) {
-        self.forwarding.counts.offences.fetch_add(1, Relaxed);
+        self.series.dial(PeerDial::Refused);
         tracing::debug!(peer = %self.peer, text, "a peer's OPEN is refused");
         open.refuse(RefusalCode::Denied, text);
     }
@@ -92,20 +83,24 @@ impl AgentOpens for PeerDoor {
             Err(error) => return self.offence(open, &error.to_string()),
         };
         let Ok(permit) = Arc::clone(&self.pending).try_acquire_owned() else {
+            self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "too many forwarded dials are pending");
         };
         let Some(promise) = open.promise() else {
+            self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "this server is short of memory");
         };
         let (forwarding, peer) = (Arc::clone(&self.forwarding), self.peer.clone());
+        let series = Arc::clone(&self.series);
         let serving = async move {
-            if let Some(joined) = forwarding.dial(open, forward, promise, &peer).await {
+            if let Some(joined) = forwarding
+                .dial(open, forward, promise, (&peer, &series))
+                .await
+            {
                 drop(permit);
-                let open = OpenTunnels::enter(&forwarding.counts);
                 let BridgeOutcome { moved, end, .. } = joined.await;
                 let (to_target, to_client) = moved;
                 tracing::debug!(%peer, to_target, to_client, end = end.reason(), "forwarded tunnel over");
-                drop(open);
             }
         };
         // A refused task drops the OPEN, which answers it.
@@ -120,7 +115,7 @@ impl Forwarding {
         mut open: AgentOpen,
         forward: Forward,
         promise: Promise,
-        peer: &ServerId,
+        (peer, series): (&ServerId, &Arc<PeerSeries>),
     ) -> Option<impl Future<Output = BridgeOutcome> + use<>> {
         let request = open.request();
         let (protocol, address) = (request.protocol.clone(), request.address.clone());
@@ -140,12 +135,11 @@ impl Forwarding {
             None => None,
             Some(Err(why)) => {
                 tracing::debug!(%peer, dial, client, target_address = address, ?why, "a forwarded dial failed");
-                let counts = &self.counts;
-                match why {
-                    NotForwarded::NotHere => &counts.not_here,
-                    NotForwarded::Leaving | NotForwarded::Failed(_) => &counts.failed,
-                }
-                .fetch_add(1, Relaxed);
+                series.dial(match why {
+                    NotForwarded::NotHere => PeerDial::NotHere,
+                    NotForwarded::Leaving => PeerDial::Refused,
+                    NotForwarded::Failed(_) => PeerDial::Failed,
+                });
                 let (code, text) = refusal(&why);
                 open.refuse(code, &text);
                 None
@@ -157,28 +151,12 @@ impl Forwarding {
                 };
                 let agent = opened.agent;
                 tracing::debug!(%peer, dial, client, target_address = address, %agent, "forwarded tunnel open");
-                let mut to_peer = open.accept()?;
+                let mut to_peer = open.accept()?.of_peer(Arc::clone(series));
                 to_peer.keep(promise);
-                self.counts.opened.fetch_add(1, Relaxed);
+                series.dial(PeerDial::Opened);
                 Some(bridge(to_peer, to_agent))
             }
         }
-    }
-}
-
-/// Counts an open tunnel until dropped.
-struct OpenTunnels(Arc<ForwardingCounts>);
-
-impl OpenTunnels {
-    fn enter(counts: &Arc<ForwardingCounts>) -> Self {
-        counts.open.fetch_add(1, Relaxed);
-        Self(Arc::clone(counts))
-    }
-}
-
-impl Drop for OpenTunnels {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Relaxed);
     }
 }
 

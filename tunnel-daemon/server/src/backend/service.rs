@@ -67,6 +67,8 @@ pub struct BackendSettings {
     pub admission: AgentAuthenticator,
     /// Number of servers with leases; 0 without leases.
     pub leases: watch::Receiver<usize>,
+    /// Number of servers to which agents connect while all of them are live as peers; `None`: not all are.
+    pub peers_live: watch::Receiver<Option<i64>>,
     /// Decides which agents may keep their links.
     pub authorizer: AgentAuthorizer,
     /// What an agent may claim; empty: any claim is accepted.
@@ -262,7 +264,10 @@ impl Backend {
                 .peers
                 .as_ref()
                 .map(|peers| peers.hello.clone()),
-            server_count: hello.server_count.max(leases),
+            server_count: match *self.settings.peers_live.borrow() {
+                None => hello.server_count.max(leases),
+                Some(links) => hello.server_count.max(leases).min(links),
+            },
             // Sent only to peers that sent their own version.
             version: link
                 .info

@@ -17,14 +17,14 @@ use adit_core::target::Host;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::owner::owner_hash;
 use crate::router::handle::LinkHandle;
 use crate::router::peers::{PeerAnswer, PeerHandle, time_left};
 use crate::router::route::{OpenTunnel, Router};
 use adit_config::limits;
-use adit_telemetry::labels::{AgentDial, DialReason, Path};
+use adit_telemetry::labels::{AgentDial, DialReason, Path, PeerDial};
 use adit_telemetry::{AgentDials, DialCounts};
 use adit_tunnel::clock::{instant, moment};
 use adit_tunnel::endpoint::{Carrier, Endpoint};
@@ -36,6 +36,8 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 /// How long an additional link of an agent is provisional. An agent that looks for further servers connects, learns which
 /// server answered, and closes duplicate links. That takes a round trip, of 100 ms on long paths.
 const PROVISIONAL: Duration = Duration::from_millis(200);
+/// How long a dial waits for the first peer of a server that has just started.
+const PEERS_WITHIN: Duration = Duration::from_secs(3);
 /// Limit on dials that wait for an agent to reconnect.
 const WAITING_MAX: usize = 1024;
 
@@ -342,7 +344,7 @@ impl Router {
             return Err(DialFailure::TooManyPending { per_agent: false });
         };
         let host = Host::of_address(wanted.address);
-        let Some(scope) = self.with_registry(|registry| registry.scope(&host, moment())) else {
+        let Some(scope) = self.scope(&host).await? else {
             return Err(DialFailure::NoAgent);
         };
         self.dials.with_budget(|budget| budget.dial(moment()));
@@ -371,6 +373,33 @@ impl Router {
             open.carrier.keep(promise);
             open
         })
+    }
+
+    /// The key for a host. A server that has just started waits for its first peer, which may have an agent.
+    ///
+    /// # Errors
+    /// Too many dials wait.
+    async fn scope(&self, host: &Host) -> Result<Option<Scope>, DialFailure> {
+        let find = || self.with_registry(|registry| registry.scope(host, moment()));
+        if let Some(scope) = find() {
+            return Ok(Some(scope));
+        }
+        let Some(until) = self.expects_peers() else {
+            return Ok(None);
+        };
+        let _place = self.dials.place()?;
+        let waiting = async {
+            loop {
+                let changed = self.changed.notified();
+                if let Some(scope) = find() {
+                    return Some(scope);
+                }
+                self.expects_peers()?;
+                changed.await;
+            }
+        };
+        let until = until.min(Instant::now() + PEERS_WITHIN);
+        Ok(timeout_at(until, waiting).await.unwrap_or_default())
     }
 
     /// Asks a candidate; `number` is the number of the attempt. `forward` is made for a peer only.
@@ -410,7 +439,7 @@ impl Router {
     async fn ask_peer(&self, peer: &PeerHandle, wanted: Wanted<'_>, forward: Forward) -> Opened {
         let asked = moment();
         peer.answers.sent(asked);
-        peer.counts().dials.fetch_add(1, Relaxed);
+        let series = peer.series();
         let opening = peer.opener.open(wanted.protocol, wanted.address, forward);
         let unasked = |failure| {
             Err(CancelledDial {
@@ -419,15 +448,18 @@ impl Router {
             })
         };
         let endpoint = match opening.await {
-            PeerAnswer::Open(endpoint) => endpoint,
+            PeerAnswer::Open(endpoint) => endpoint.of_peer(Arc::clone(series)),
             PeerAnswer::NotHere => {
-                peer.counts().not_here.fetch_add(1, Relaxed);
+                series.dial(PeerDial::NotHere);
                 peer.answers.answered(asked, moment());
                 return unasked(DialFailure::NoAgent);
             }
-            PeerAnswer::NotAsked => return unasked(DialFailure::LinkBusy),
+            PeerAnswer::NotAsked => {
+                series.dial(PeerDial::Refused);
+                return unasked(DialFailure::LinkBusy);
+            }
             PeerAnswer::Failed(failure) => {
-                peer.counts().failed.fetch_add(1, Relaxed);
+                series.dial(PeerDial::Failed);
                 if let DialFailure::Target(_) = failure {
                     peer.answers.answered(asked, moment());
                 }
@@ -438,7 +470,10 @@ impl Router {
                 return Err(CancelledDial { failure, written });
             }
         };
-        peer.answers.answered(asked, moment());
+        let now = moment();
+        peer.answers.answered(asked, now);
+        series.dial(PeerDial::Opened);
+        series.answered(now.since(asked));
         Ok(OpenTunnel {
             carrier: Carrier::Endpoint(endpoint),
             conn: ConnId(self.next_lane_conn.fetch_add(1, Relaxed)),

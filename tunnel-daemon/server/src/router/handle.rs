@@ -59,6 +59,12 @@ pub struct LinkHandle {
 }
 
 impl LinkHandle {
+    /// Whether its agent is silent, or was when the link ended.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.is_silent.load(Relaxed)
+    }
+
     /// Ends the link once its task accepts one more command; `None`: an end is already pending. Dropping the future undoes
     /// that.
     pub fn end(&self) -> Option<impl Future<Output = ()> + Send + use<>> {

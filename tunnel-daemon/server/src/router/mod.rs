@@ -9,9 +9,7 @@ mod route;
 pub use dial::AskedAgents;
 pub use forwarded::NotForwarded;
 pub use handle::{LinkHandle, LinkInfo};
-pub use peers::{
-    Asking, PeerAnswer, PeerCounts, PeerHandle, PeerOpener, RegisteredPeer, TooManyPeers,
-};
+pub use peers::{Asking, PeerAnswer, PeerHandle, PeerOpener, RegisteredPeer, TooManyPeers};
 pub use route::{DialLimits, LinkGuard, OpenTunnel, RegisteredLink, Router, TooManyLinks};
 
 #[cfg(test)]

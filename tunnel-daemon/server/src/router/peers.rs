@@ -2,18 +2,21 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use adit_core::dial::AnswerTimes;
 use adit_core::failure::DialFailure;
 use adit_core::ids::{LinkId, ServerId};
 use adit_core::peer::Forward;
-use adit_core::registry::{PeerKey, Scope, TooManyKeys};
+use adit_core::registry::{PeerKey, Registry, Scope, TooManyKeys};
 use adit_core::session::Moment;
 use tokio::time::Instant;
 
 use super::route::{Router, locked};
+use crate::owner::owner_hash;
+use adit_core::text::Excerpt;
+use adit_telemetry::{GaugeGuard, PeerSeries};
 use adit_tunnel::Endpoint;
 
 /// A running question to a peer.
@@ -50,25 +53,15 @@ pub struct PeerHandle {
     pub(super) answers: Arc<AnswerTimes>,
     pub(super) opener: Arc<dyn PeerOpener>,
     pub(super) is_silent: Arc<AtomicBool>,
-    counts: Arc<PeerCounts>,
-}
-
-/// Counts of one peer since its link was registered.
-#[derive(Debug, Default)]
-pub struct PeerCounts {
-    /// Dials that were forwarded.
-    pub dials: AtomicU64,
-    /// Of these, those for whose key the peer had no agent.
-    pub not_here: AtomicU64,
-    /// Of these, those that failed otherwise.
-    pub failed: AtomicU64,
+    series: Arc<PeerSeries>,
+    _link: Arc<GaugeGuard>,
 }
 
 impl PeerHandle {
-    /// Counts since the link was registered.
+    /// Its counts.
     #[must_use]
-    pub fn counts(&self) -> &PeerCounts {
-        &self.counts
+    pub fn series(&self) -> &Arc<PeerSeries> {
+        &self.series
     }
 
     /// Whether the peer does not answer.
@@ -90,6 +83,7 @@ pub struct TooManyPeers;
 pub struct RegisteredPeer {
     router: Arc<Router>,
     handle: PeerHandle,
+    has_told: AtomicBool,
 }
 
 impl Router {
@@ -102,6 +96,7 @@ impl Router {
         server: ServerId,
         near: bool,
         opener: Arc<dyn PeerOpener>,
+        series: Arc<PeerSeries>,
     ) -> Result<RegisteredPeer, TooManyPeers> {
         let handle = PeerHandle {
             id: self.new_link(),
@@ -110,12 +105,14 @@ impl Router {
             answers: Arc::default(),
             opener,
             is_silent: Arc::default(),
-            counts: Arc::default(),
+            _link: Arc::new(GaugeGuard::new(&series.links)),
+            series,
         };
         locked(&self.peers).insert(handle.id, handle.clone());
         let registered = RegisteredPeer {
             router: Arc::clone(self),
             handle,
+            has_told: AtomicBool::new(false),
         };
         let id = registered.handle.id;
         // When it is refused, the dropped guard undoes the rest.
@@ -124,6 +121,20 @@ impl Router {
         } else {
             Err(TooManyPeers)
         }
+    }
+
+    /// This server has just started, and asks peers: until then dials without an agent wait for the first of them. Only the first
+    /// call counts.
+    pub fn expect_peers(&self, until: Instant) {
+        let _first = self.peers_until.set(until);
+    }
+
+    /// Until when dials wait for the first peer; `None`: a peer has announced its keys, the time is over, or there are no peers.
+    pub(super) fn expects_peers(&self) -> Option<Instant> {
+        let until = *self.peers_until.get()?;
+        let is_early = Instant::now() < until;
+        let has_none = || self.with_registry(Registry::complete_peers) == 0;
+        (is_early && has_none()).then_some(until)
     }
 
     /// All live peers.
@@ -155,13 +166,35 @@ impl RegisteredPeer {
         complete: bool,
     ) -> Result<(), TooManyKeys> {
         let mut registry = locked(&self.router.registry);
+        let mut conflict = None;
         for (scope, said) in keys {
+            if let Some(said) = said
+                && is_conflict(&registry, &scope, said)
+            {
+                self.handle.series.conflicts.inc();
+                conflict.get_or_insert_with(|| scope.clone());
+            }
             registry.set_peer_key(self.handle.id, &scope, said)?;
         }
         if complete {
             registry.complete_peer(self.handle.id);
         }
+        let keys = registry.keys_of_peer(self.handle.id);
         drop(registry);
+        self.handle
+            .series
+            .keys
+            .set(i64::try_from(keys).unwrap_or(i64::MAX));
+        if let Some(scope) = conflict
+            && !self.has_told.swap(true, Relaxed)
+        {
+            let (server, strategy, key) = (&self.handle.server, scope.strategy(), scope.key());
+            tracing::warn!(
+                %server, %strategy, key = %Excerpt(&key),
+                "another server has an agent of another owner under a key of an agent here; dials go to the agent here: grant each \
+                 identifier to one owner, and look at that server"
+            );
+        }
         // Dials that wait for an agent find one, perhaps.
         self.router.changed.notify_waiters();
         Ok(())
@@ -187,6 +220,15 @@ impl Drop for RegisteredPeer {
         locked(&self.router.registry).remove_peer(self.handle.id);
         self.router.changed.notify_waiters();
     }
+}
+
+/// Whether agents here under the same key have proved something else.
+fn is_conflict(registry: &Registry, scope: &Scope, said: PeerKey) -> bool {
+    if said.owner == 0 || !registry.has_local(scope) {
+        return false;
+    }
+    let mut principals = registry.principals_of(scope);
+    principals.all(|principal| owner_hash(principal) != said.owner)
 }
 
 /// Time left until `deadline`.

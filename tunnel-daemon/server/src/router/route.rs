@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use adit_core::ids::{AgentId, ConnId, LinkId, ServerId};
@@ -76,6 +76,8 @@ pub struct Router {
     pub(super) limits: DialLimits,
     /// Memory for tunnels: none is opened while the budget is full.
     pub(super) budget: Arc<ProcessBudget>,
+    /// Until then dials without an agent wait for a first peer, if this server asks any.
+    pub(super) peers_until: OnceLock<Instant>,
     refusing: AtomicBool,
     cutting: AtomicBool,
     /// Notified when a link is added, removed, retired or revived, falls silent or responds again.
@@ -170,6 +172,7 @@ impl Router {
             pending: Semaphore::new(limits.pending_max),
             limits,
             budget,
+            peers_until: OnceLock::new(),
             refusing: AtomicBool::new(false),
             cutting: AtomicBool::new(false),
             changed: Notify::new(),
