@@ -1,6 +1,7 @@
 //! Servers that know each other: the listener for peers, what they are told, and the links to them.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::listeners::Listening;
 use crate::process::Process;
 use crate::server::tenant::Tenant;
 use crate::status::model::PeerStatus;
-use adit_config::plan::{LaneSecurity, PeersPlan, ServerPlan};
+use adit_config::plan::{FrontendListen, LaneSecurity, PeersPlan, ServerPlan, shared_authority};
 use adit_net::dial::DialError;
 use adit_net::resolve::SystemResolver;
 use adit_net::tasks::Tasks;
@@ -32,6 +33,7 @@ use adit_server::frontend::events::FrontendContext;
 use adit_server::router::{DialLimits, LinkHandle, Router};
 use adit_telemetry::labels::{Label as _, PeerDial, PeerDirection};
 use adit_telemetry::{AditMetrics, AgentMetrics, PeerSeries, ServerMetrics};
+use adit_tls::pki::share_a_key;
 use adit_tls::reload::{Reload, Reloadable};
 use adit_tls::tls::{Alpn, AlpnRule, ClientTls};
 
@@ -89,6 +91,7 @@ impl Parts<'_> {
         peers: &PeersPlan,
         listening: &mut Listening<'_>,
     ) -> anyhow::Result<(Peering, AgentAuthorizer)> {
+        refuse_shared_authority(self.plan, peers)?;
         let hello = PeerHello {
             group: peers.group.clone(),
             incarnation: rand::random(),
@@ -263,6 +266,32 @@ impl Parts<'_> {
             Arc::clone(&self.tenant.router),
         ))
     }
+}
+
+/// # Errors
+/// The authority of peers has a key of that of agents or clients: their certificates would make peers.
+fn refuse_shared_authority(plan: &ServerPlan, peers: &PeersPlan) -> anyhow::Result<()> {
+    let Some(own) = &peers.tls.client_ca else {
+        return Ok(());
+    };
+    let read = |path: &Path| {
+        adit_host::files::read(path).with_context(|| format!("read {}", path.display()))
+    };
+    let of_peers = read(own)?;
+    let frontends = plan.clients.frontends.iter();
+    let of_clients = frontends.filter_map(|frontend| match &frontend.listen {
+        FrontendListen::Tcp { tls, .. } => tls.as_ref()?.client_ca.as_ref(),
+        FrontendListen::Unix { .. } => None,
+    });
+    let of_clients = of_clients.map(|path| ("--server-ca-cert", path));
+    let of_agents = plan.agents.tls.client_ca.iter();
+    let of_agents = of_agents.map(|path| ("--cluster-ca-cert", path));
+    for (flag, path) in of_agents.chain(of_clients) {
+        if share_a_key(&of_peers, &read(path)?) {
+            return Err(shared_authority(flag, path).into());
+        }
+    }
+    Ok(())
 }
 
 /// Peers speak their own protocol and nothing else, so that no agent or client is taken for one.

@@ -101,12 +101,14 @@ enum NameKind {
     Uri,
     Account,
     Node,
+    /// Another server; in rules for clients only.
+    Peer,
 }
 
 impl NameKind {
     fn is_of_token(self) -> bool {
         match self {
-            Self::Common | Self::Dns | Self::Uri => false,
+            Self::Common | Self::Dns | Self::Uri | Self::Peer => false,
             Self::Account | Self::Node => true,
         }
     }
@@ -383,7 +385,8 @@ fn names_of(holder: Holder<'_>, kind: NameKind) -> Vec<String> {
         (Holder::ServiceAccount(account), NameKind::Node) => {
             account.node.map(str::to_owned).into_iter().collect()
         }
-        (Holder::Certificate(_), NameKind::Account | NameKind::Node)
+        (_, NameKind::Peer)
+        | (Holder::Certificate(_), NameKind::Account | NameKind::Node)
         | (Holder::ServiceAccount(_), NameKind::Common | NameKind::Dns | NameKind::Uri) => {
             Vec::new()
         }

@@ -64,6 +64,12 @@ impl Certificate {
         &self.holder
     }
 
+    /// The names of the certificate.
+    #[must_use]
+    pub fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
     fn as_grants_know_it(&self) -> Holder<'_> {
         Holder::Certificate(self.principal.names())
     }

@@ -5,6 +5,9 @@
 //! that one of its rules allows. Without rules, and with the word `all`, a client may ask for every target; with the word
 //! `none` for no target.
 //!
+//! `peer` names the certificate of another server, by its common name or a DNS name: such a rule holds for dials that this server
+//! forwards, and rules with other names do not, since the other server alone knows its clients.
+//!
 //! A target is checked as the client wrote it: a name against names, an address against networks. The server does not
 //! resolve names, because they belong to the agent's network.
 
@@ -117,7 +120,9 @@ impl ClientRules {
     /// Whether some rule names a certificate.
     #[must_use]
     pub fn name_certificates(&self) -> bool {
-        self.rules.iter().any(|rule| !rule.who.is_empty())
+        let of_client = |(kind, _): &(NameKind, Pattern)| *kind != NameKind::Peer;
+        let mut rules = self.rules.iter();
+        rules.any(|rule| rule.who.iter().any(of_client))
     }
 
     /// The targets of a client with this certificate, or without one. `None`: every target.
@@ -135,6 +140,22 @@ impl ClientRules {
     }
 }
 
+impl ClientRules {
+    /// The targets for which another server with this certificate may forward dials. `None`: every target.
+    #[must_use]
+    pub fn of_peer(&self, certificate: Names<'_>) -> Option<Arc<ClientTargets>> {
+        self.anonymous.as_ref()?;
+        let holding = self
+            .rules
+            .iter()
+            .filter(|rule| rule.holds_for_peer(certificate));
+        Some(Arc::new(ClientTargets {
+            client: format!("dials of the server {}", describe(certificate)),
+            targets: DestinationList::joined(holding.map(|rule| &rule.target)),
+        }))
+    }
+}
+
 impl Rule {
     fn parse(entry: &str) -> Result<Self, Flaw> {
         let (names, target) = match entry.rsplit_once(',') {
@@ -143,6 +164,9 @@ impl Rule {
         };
         let name = |pair| {
             let (key, value) = key_value(pair)?;
+            if key == "peer" {
+                return Ok((NameKind::Peer, Pattern::parse("peer", value)?));
+            }
             NameKind::of_certificate(key, value)
                 .unwrap_or_else(|| Err(Flaw::NotOfCertificate(Excerpt(pair).to_string())))
         };
@@ -157,6 +181,16 @@ impl Rule {
         self.who.iter().all(|(kind, pattern)| {
             let names = names_of(Holder::Certificate(certificate), *kind);
             names.iter().any(|name| pattern.match_text(name).is_some())
+        })
+    }
+
+    fn holds_for_peer(&self, certificate: Names<'_>) -> bool {
+        let kinds = [NameKind::Common, NameKind::Dns];
+        self.who.iter().all(|(kind, pattern)| {
+            let mut names = kinds
+                .into_iter()
+                .flat_map(|kind| names_of(Holder::Certificate(certificate), kind));
+            *kind == NameKind::Peer && names.any(|name| pattern.match_text(&name).is_some())
         })
     }
 }

@@ -17,6 +17,7 @@ use adit_net::source_quota::Source;
 use adit_net::tasks::Tasks;
 use adit_telemetry::labels::{PeerDial, PeerDirection};
 use adit_telemetry::{AditMetrics, GaugeGuard, PeerSeries};
+use adit_tls::agent_identity::{AgentIdentity, Certificate};
 use adit_tunnel::{AgentOpen, AgentOpens, BridgeOutcome, Carrier, bridge};
 
 /// Dials of one peer that have no answer yet.
@@ -38,22 +39,25 @@ impl AgentDoors for Forwarding {
     fn of_agent(
         self: Arc<Self>,
         agent: &AgentId,
-        _principal: &Arc<str>,
+        identity: &AgentIdentity,
         _source: &Source,
-    ) -> Arc<dyn AgentOpens> {
+    ) -> Option<Arc<dyn AgentOpens>> {
+        let certificate = identity.certificate()?.clone();
         let series = self.metrics.peer(agent.as_str(), PeerDirection::From);
-        Arc::new(PeerDoor {
+        Some(Arc::new(PeerDoor {
+            certificate,
             forwarding: self,
             peer: ServerId::new(agent.as_str()),
             pending: Arc::new(Semaphore::new(PENDING_MAX)),
             _link: GaugeGuard::new(&series.links),
             series,
-        })
+        }))
     }
 }
 
 /// The door for one peer's link.
 struct PeerDoor {
+    certificate: Certificate,
     forwarding: Arc<Forwarding>,
     peer: ServerId,
     pending: Arc<Semaphore>,
@@ -90,6 +94,7 @@ impl AgentOpens for PeerDoor {
             self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "this server is short of memory");
         };
+        let certificate = self.certificate.clone();
         let (forwarding, peer) = (Arc::clone(&self.forwarding), self.peer.clone());
         let series = Arc::clone(&self.series);
         let serving = async move {
@@ -114,14 +119,17 @@ impl Forwarding {
         &self,
         mut open: AgentOpen,
         forward: Forward,
-        promise: Promise,
+        (certificate, promise): (&Certificate, Promise),
         (peer, series): (&ServerId, &Arc<PeerSeries>),
     ) -> Option<impl Future<Output = BridgeOutcome> + use<>> {
         let request = open.request();
         let (protocol, address) = (request.protocol.clone(), request.address.clone());
         let asked = AskedAgents::default();
-        // The client's name is a claim of the peer, so only rules for clients without a name hold.
-        let allowed = self.clients.admit(None).check(NETWORK, &address);
+        // What the peer says of its client is a claim.
+        let allowed = self
+            .clients
+            .admit_peer(certificate.principal())
+            .check(NETWORK, &address);
         let dialing =
             self.router
                 .dial_forwarded((&protocol, &address), &forward, &owner_hash, &asked);

@@ -33,6 +33,7 @@ use adit_telemetry::{
     AccessLog, AccessOutcome, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel,
     TunnelEntry, TunnelFacts, TunnelFlow, TunnelRecord, TunnelSide,
 };
+use adit_tls::agent_identity::AgentIdentity;
 use adit_tunnel::{AgentOpen, AgentOpens, Endpoint, serve_target};
 
 /// Time for a destination to accept, over all addresses, and to take the PROXY header.
@@ -115,30 +116,31 @@ impl NodeProxy {
 
 /// Decides on the tunnels that peers of a listener open: agents, or other servers.
 pub trait AgentDoors: Send + Sync {
-    /// The door for a link of this agent.
+    /// The door for a link of this agent; `None` without a proven identity.
     fn of_agent(
         self: Arc<Self>,
         agent: &AgentId,
-        principal: &Arc<str>,
+        identity: &AgentIdentity,
         source: &Source,
-    ) -> Arc<dyn AgentOpens>;
+    ) -> Option<Arc<dyn AgentOpens>>;
 }
 
 impl AgentDoors for NodeProxy {
     fn of_agent(
         self: Arc<Self>,
         agent: &AgentId,
-        principal: &Arc<str>,
+        identity: &AgentIdentity,
         source: &Source,
-    ) -> Arc<dyn AgentOpens> {
-        Arc::new(AgentDoor {
+    ) -> Option<Arc<dyn AgentOpens>> {
+        let principal = identity.owner()?;
+        Some(Arc::new(AgentDoor {
             dialer: Arc::new(self.settings.dialer.of(agent.as_str())),
             agent: agent.clone(),
             principal: Arc::clone(principal),
             source: source.clone(),
             quota: self.agents.of(agent, principal),
             proxy: self,
-        })
+        }))
     }
 }
 

@@ -292,9 +292,9 @@ impl Backend {
             return None;
         }
         let link = &self.settings.link;
-        let owner = identity.owner()?;
+        identity.owner()?;
         let node = self.settings.node.as_ref();
-        let opens = node.map(|node| Arc::clone(node).of_agent(&hello.agent, owner, source));
+        let opens = node.and_then(|node| Arc::clone(node).of_agent(&hello.agent, identity, source));
         Some(LanePool::new(PoolSettings {
             identity: identity.clone(),
             rights: Some(Arc::new(Rights::new(

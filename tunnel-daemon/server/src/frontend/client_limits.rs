@@ -52,6 +52,11 @@ impl ClientLimits {
         self.rules.of_client(client.map(Principal::names))
     }
 
+    /// Targets for which a server with this certificate may forward dials; `None`: all.
+    pub(super) fn targets_of_peer(&self, peer: &Principal) -> Option<Arc<ClientTargets>> {
+        self.rules.of_peer(peer.names())
+    }
+
     /// Whether to log one more refusal.
     pub fn may_log_refusal(&self) -> bool {
         self.may_log_at(Instant::now())

@@ -104,6 +104,17 @@ impl FrontendContext {
         ClientAccess(restriction.map(Arc::new))
     }
 
+    /// As [`Self::admit`], for dials that another server with this certificate forwards.
+    #[must_use]
+    pub fn admit_peer(&self, peer: &Principal) -> ClientAccess {
+        let restriction = if self.descriptors.has_room(Use::Tunnel) {
+            self.limits.targets_of_peer(peer).map(Restriction::Targets)
+        } else {
+            Some(Restriction::NoDescriptors)
+        };
+        ClientAccess(restriction.map(Arc::new))
+    }
+
     /// Assigns the connection to an agent, and to the rule or identifier that matched its destination, if any.
     pub fn account<S: Connection>(
         &self,
