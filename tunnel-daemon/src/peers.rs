@@ -1,5 +1,6 @@
 //! Servers that know each other: the listener for peers, what they are told, and the links to them.
 
+use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use crate::process::Process;
 use crate::server::tenant::Tenant;
 use crate::status::model::PeerStatus;
 use adit_config::plan::{FrontendListen, LaneSecurity, PeersPlan, ServerPlan, shared_authority};
+use adit_host::files;
 use adit_net::dial::DialError;
 use adit_net::resolve::SystemResolver;
 use adit_net::tasks::Tasks;
@@ -43,6 +45,8 @@ pub(super) const PEER_FILES: &str = "peers";
 const STARTING: Duration = Duration::from_secs(10);
 /// Agents are told a smaller count once all servers have been peers for this long.
 const ALL_LIVE_FOR: Duration = Duration::from_secs(60);
+/// Longest file of authorities that is compared; its load refuses a longer one.
+const CA_BYTES_MAX: u64 = 16 << 20;
 /// Links of one peer under its id: a restarted server may be here before its old link has ended.
 const LINKS_PER_PEER_MAX: usize = 4;
 /// Lanes of one peer.
@@ -275,7 +279,11 @@ fn refuse_shared_authority(plan: &ServerPlan, peers: &PeersPlan) -> anyhow::Resu
         return Ok(());
     };
     let read = |path: &Path| {
-        adit_host::files::read(path).with_context(|| format!("read {}", path.display()))
+        let mut bytes = Vec::new();
+        let read =
+            files::open(path).and_then(|file| file.take(CA_BYTES_MAX).read_to_end(&mut bytes));
+        read.with_context(|| format!("read {}", path.display()))?;
+        anyhow::Ok(bytes)
     };
     let of_peers = read(own)?;
     let frontends = plan.clients.frontends.iter();

@@ -18,6 +18,9 @@ pub(crate) enum NotKept {
     /// It leads to this server.
     #[error("the address leads to this server")]
     Own,
+    /// Another server has the id of this one.
+    #[error("the server there has the id of this one: give each a --server-id of its own")]
+    OwnId,
     /// There is a link to that server already.
     #[error("there is a link to that server already")]
     Duplicate,

@@ -17,7 +17,8 @@ use adit_core::wire::metadata::PeerHello;
 use adit_core::wire::packet::Keys;
 use adit_server::backend::changes;
 use adit_server::router::{RegisteredPeer, TooManyPeers};
-use adit_telemetry::labels::PeerDirection;
+use adit_telemetry::AditMetrics;
+use adit_telemetry::labels::{Offence, PeerDirection};
 use adit_tunnel::lane::{Lane, bind_to_server};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -66,13 +67,13 @@ pub(crate) enum PeerError {
     #[error(transparent)]
     TooMany(#[from] TooManyPeers),
     /// The peer grants no lanes.
-    #[error("the server there takes no lanes; it needs --lanes-per-link above 0")]
+    #[error("the server there has no room for lanes; give it more file descriptors")]
     NoLanes,
     /// The peer did not announce its keys.
     #[error("the server there announced no keys within {} s", KEYS_WITHIN.as_secs())]
     NoKeys,
     /// The peer broke the protocol.
-    #[error("the server there sent {0}, which no server may send to this one")]
+    #[error("the server there broke the protocol: {0}")]
     Offence(String),
     /// The peer does not answer.
     #[error("the server there does not answer")]
@@ -86,8 +87,8 @@ pub(crate) enum PeerError {
 }
 
 /// What the link tells about its peer.
-#[derive(Default)]
 struct Events {
+    metrics: AditMetrics,
     /// Weak: tunnels that outlive the link keep this, and not the peer in the router.
     peer: OnceLock<Weak<RegisteredPeer>>,
     complete: watch::Sender<bool>,
@@ -123,7 +124,10 @@ impl AskerEvents for Events {
     }
 
     fn asked(&self, by: &'static str) {
-        self.offended(by);
+        self.metrics.offences.count(Offence::Forward);
+        self.offended(&format!(
+            "it sent {by}, and this server dials nothing for it"
+        ));
     }
 }
 
@@ -176,8 +180,12 @@ async fn connect(
     let opened = open(stream, &authority, &identity, settings.keepalive, socket).await?;
     let hello = opened.server.peer.clone().ok_or(PeerError::NoPeer)?;
     if opened.server.server.as_str() == settings.hello.agent.as_str() {
-        // Also another server with the id of this one, which it would refuse in turn.
-        return Err(NotKept::Own.into());
+        let own = settings.hello.peer.as_ref().map(|own| own.incarnation);
+        return Err(if own == Some(hello.incarnation) {
+            NotKept::Own.into()
+        } else {
+            NotKept::OwnId.into()
+        });
     }
     if hello.group != settings.group {
         return Err(PeerError::Group {
@@ -196,7 +204,13 @@ async fn keep(
     replaced: &CancellationToken,
     state: &watch::Sender<PeerState>,
 ) -> PeerError {
-    let events = Arc::new(Events::default());
+    let events = Arc::new(Events {
+        metrics: shared.settings.metrics.clone(),
+        peer: OnceLock::new(),
+        complete: watch::channel(false).0,
+        offence: Mutex::default(),
+        ended: CancellationToken::new(),
+    });
     let mut context = shared.context.clone();
     context.asker = Some(Arc::<Events>::clone(&events));
     let server = opened.server.server.clone();

@@ -35,6 +35,13 @@ impl PeerOpener for LaneOpener {
 
 impl LaneOpener {
     async fn ask(&self, request: OpenRequest) -> PeerAnswer {
+        if self.lanes.is_leaving() {
+            return PeerAnswer::NotAsked;
+        }
+        if !self.lanes.has_idle() {
+            // More lanes for the next dials, as a burst needs them.
+            self.lanes.missed();
+        }
         for _attempt in 0..ATTEMPTS_MAX {
             let Ok(Some(lane)) = timeout(LENT_WITHIN, self.lanes.borrow()).await else {
                 return PeerAnswer::NotAsked;

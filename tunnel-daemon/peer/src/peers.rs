@@ -29,14 +29,18 @@ use crate::link::{PeerError, run};
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 /// Longest pause after failures.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Pause before an address is tried again that leads to this server, or to one with a link.
-const PAUSE_OF_OTHERS: Duration = Duration::from_secs(30);
+/// Pause before an address is tried again that leads to a server with a link.
+const PAUSE_OF_DUPLICATE: Duration = Duration::from_secs(5);
+/// Pause before an address is tried again that leads to this server.
+const PAUSE_OF_OWN: Duration = Duration::from_secs(60);
 /// A link that lived this long was no failure.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
 /// Pause between lookups of a name.
 const LOOKUP_EVERY: Duration = Duration::from_secs(5);
 /// Pause between lookups while no peer is linked: a server that has just started waits for its peers.
 const LOOKUP_SOON: Duration = Duration::from_millis(500);
+/// For how long.
+const SOON_FOR: Duration = Duration::from_secs(60);
 /// Time for one lookup.
 const LOOKUP_MAX: Duration = Duration::from_secs(5);
 
@@ -167,13 +171,11 @@ impl Shared {
     fn call_known(self: &Arc<Self>) {
         let known = locked(&self.known);
         let mut called = locked(&self.called);
-        called.retain(|target, called| {
-            let stays = known.targets().any(|known| known == target);
-            if !stays {
+        for (target, called) in called.iter() {
+            if !known.targets().any(|known| known == target) {
                 called.gone.cancel();
             }
-            stays
-        });
+        }
         for target in known.targets() {
             if called.contains_key(target) {
                 continue;
@@ -184,12 +186,19 @@ impl Shared {
             );
             let calling = Arc::clone(self).call(target.clone(), state.clone(), gone.clone());
             called.insert(target.clone(), Called { state, gone });
-            self.spawn("peer", calling);
+            let (shared, target) = (Arc::clone(self), target.clone());
+            self.spawn("peer", async move {
+                calling.await;
+                // With its last link; the address may be known again by now.
+                locked(&shared.called).remove(&target);
+                shared.call_known();
+            });
         }
     }
 
     async fn look_up(self: Arc<Self>, name: String, port: u16) {
         let mut told = None;
+        let since = Instant::now();
         loop {
             let found = timeout(LOOKUP_MAX, self.settings.resolver.lookup_ip(&name)).await;
             match found {
@@ -206,7 +215,7 @@ impl Shared {
                 Ok(Err(error)) => tracing::debug!(name, %error, "cannot look up peers"),
                 Err(_elapsed) => tracing::debug!(name, "the lookup of peers takes too long"),
             }
-            let is_alone = self.router.peers().is_empty();
+            let is_alone = self.router.peers().is_empty() && since.elapsed() < SOON_FOR;
             sleep(if is_alone { LOOKUP_SOON } else { LOOKUP_EVERY }).await;
         }
     }
@@ -240,7 +249,7 @@ impl Shared {
             let wait = match &over {
                 PeerError::NotKept(NotKept::Own) => {
                     state.send_replace(PeerState::Own);
-                    PAUSE_OF_OTHERS
+                    PAUSE_OF_OWN
                 }
                 error => {
                     let text = error.to_string();
@@ -253,7 +262,7 @@ impl Shared {
                     state.send_replace(PeerState::Failed(text.as_str().into()));
                     told = text;
                     if is_duplicate {
-                        PAUSE_OF_OTHERS
+                        PAUSE_OF_DUPLICATE
                     } else {
                         if was_linked && since.elapsed() >= PROVED_AFTER {
                             pause = PAUSE_MIN;

@@ -122,6 +122,10 @@ fn forward(cx: &mut Context<'_>, from: &mut Endpoint, to: &mut Endpoint, moved: 
         }
         is_busy = true;
     }
+    if to.poll_ready(cx).is_pending() {
+        // The other end is not read now: somebody has to notice when it is gone.
+        from.stalled(0);
+    }
     if is_busy {
         Moved::Something
     } else {

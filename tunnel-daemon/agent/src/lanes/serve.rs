@@ -13,7 +13,7 @@ use super::checkout::Borrowed;
 use super::{Arriving, Counted, LaneKeeper};
 use crate::targets::{DialedTarget, dial_target};
 use adit_telemetry::CountedTunnel;
-use adit_telemetry::labels::{EndReason, Label as _, LaneCloseReason, LaneState, Path};
+use adit_telemetry::labels::{EndReason, Label as _, LaneCloseReason, LaneState, Offence, Path};
 use adit_tls::stream::Connection as _;
 use adit_tunnel::lane::{Lane, LaneFailure};
 use adit_tunnel::{Endpoint, LaneOwner as _, until_answered};
@@ -57,6 +57,12 @@ impl LaneKeeper {
                 continue;
             }
             self.0.proved.store(true, Relaxed);
+            if request.forward.is_some() {
+                self.adit().offences.count(Offence::Forward);
+                let text = "an agent takes no forwarded dials";
+                lane.end().refuse(RefusalCode::Denied, text);
+                continue;
+            }
             if request.raw && !lane.may_be_raw() {
                 let text = "a raw lane must be plaintext or use kernel TLS";
                 lane.end().refuse(RefusalCode::Denied, text);

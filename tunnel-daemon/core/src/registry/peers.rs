@@ -10,16 +10,17 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::agents::{Key, Registry};
+use super::agents::{Key, Registry, SILENT_KEYS_FOR};
 use super::pool::Pool;
 use super::scope::Scope;
 use super::strategy::Strategy;
 use crate::ids::LinkId;
 use crate::peer::PEERS_MAX;
+use crate::session::Moment;
 
 /// Most keys of one peer.
 pub const PEER_KEYS_MAX: usize = 1 << 17;
-/// Most keys of all peers together: 32 MiB.
+/// Most keys of all peers together: about 40 MiB.
 const ALL_KEYS_MAX: usize = 1 << 19;
 
 /// What a server says of one of its keys.
@@ -27,7 +28,7 @@ const ALL_KEYS_MAX: usize = 1 << 19;
 pub struct PeerKey {
     /// Hash of what the key's agents have proved; 0 if they differ, or if the key is no claim.
     pub owner: u64,
-    /// No agent of the key is ready; some are draining or suspected.
+    /// No agent of the key is ready: all are draining or silent.
     pub draining: bool,
 }
 
@@ -390,16 +391,22 @@ impl Registry {
         links.filter_map(|link| Some(self.links.get(&link)?.principal.as_deref()))
     }
 
-    /// The keys under which agents here can be asked, for peers, in order. `hash` makes the hash of what an agent has proved.
+    /// The keys under which agents here can be asked, or could a moment ago, for peers, in order; [`PEER_KEYS_MAX`] at most.
+    /// `hash` makes the hash of what an agent has proved.
     #[must_use]
-    pub fn announced(&self, hash: impl Fn(Option<&str>) -> u64) -> Vec<(Scope, PeerKey)> {
+    pub fn announced(
+        &self,
+        now: Moment,
+        hash: impl Fn(Option<&str>) -> u64,
+    ) -> Vec<(Scope, PeerKey)> {
         let mut keys: Vec<(Scope, PeerKey)> = self
             .pools()
             .filter_map(|(key, pool)| {
-                let draining = !pool.has_ready();
-                if draining && !pool.has_usable() {
+                if pool.is_empty() {
                     return None;
                 }
+                // Silent agents' keys, too: without them dials would go to the next key, which may be another machine's.
+                let draining = !pool.has_ready();
                 let scope = Scope(key);
                 let owner = match scope.strategy() {
                     Strategy::Default => 0,
@@ -408,7 +415,19 @@ impl Registry {
                 Some((scope, PeerKey { owner, draining }))
             })
             .collect();
+        let remembered = self.silent.iter().filter(|(key, since)| {
+            let is_gone = self.pool(key).is_none_or(Pool::is_empty);
+            is_gone && now.since(**since) < SILENT_KEYS_FOR
+        });
+        keys.extend(remembered.map(|(key, _)| {
+            let said = PeerKey {
+                owner: 0,
+                draining: true,
+            };
+            (Scope(key.clone()), said)
+        }));
         keys.sort_unstable();
+        keys.truncate(PEER_KEYS_MAX);
         keys
     }
 

@@ -120,12 +120,6 @@ impl Pool {
         ready.iter().any(|list| !list.is_empty())
     }
 
-    /// Whether an agent has a link that gets dials.
-    pub(super) fn has_usable(&self) -> bool {
-        let usable = &self.lists[..=Phase::LAST as usize];
-        usable.iter().any(|list| !list.is_empty())
-    }
-
     /// The newest link of each agent.
     pub(super) fn newest(&self) -> impl Iterator<Item = LinkId> {
         let members = self.members.values();

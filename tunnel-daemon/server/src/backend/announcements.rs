@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use adit_core::registry::{PeerKey, Scope};
 use adit_core::wire::packet::{KeyChange, Keys};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::owner::owner_hash;
 use crate::router::Router;
+use adit_tunnel::clock::moment;
 
 /// Changes of this time go together.
 const COALESCED: Duration = Duration::from_millis(20);
+/// How often keys are looked at without a change.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Share of the time that may go into announcements: one part in this many.
 const TIME_SHARE: u32 = 10;
 /// Bytes of one packet, about.
@@ -39,7 +42,13 @@ impl Announcements {
         loop {
             let changed = agents.changed();
             let since = Instant::now();
-            let keys = agents.with_registry(|registry| registry.announced(owner_hash));
+            let mut keys =
+                agents.with_registry(|registry| registry.announced(moment(), owner_hash));
+            if agents.refuses_dials() {
+                for (_, said) in &mut keys {
+                    said.draining = true;
+                }
+            }
             if *keys != **self.lock() {
                 *self.lock() = keys.into();
                 for link in peers.links() {
@@ -47,7 +56,8 @@ impl Announcements {
                 }
             }
             let took = since.elapsed();
-            changed.await;
+            // Keys that are remembered go without a change.
+            let _due = timeout(LOOK_EVERY, changed).await;
             sleep(COALESCED.max(took * TIME_SHARE)).await;
         }
     }

@@ -10,12 +10,12 @@ use adit_core::session::Promise;
 use tokio::sync::Semaphore;
 
 use crate::backend::node::AgentDoors;
-use crate::frontend::events::{FrontendContext, NETWORK};
+use crate::frontend::events::FrontendContext;
 use crate::owner::owner_hash;
 use crate::router::{AskedAgents, NotForwarded, Router};
 use adit_net::source_quota::Source;
 use adit_net::tasks::Tasks;
-use adit_telemetry::labels::{PeerDial, PeerDirection};
+use adit_telemetry::labels::{Offence, PeerDial, PeerDirection};
 use adit_telemetry::{AditMetrics, GaugeGuard, PeerSeries};
 use adit_tls::agent_identity::{AgentIdentity, Certificate};
 use adit_tunnel::{AgentOpen, AgentOpens, BridgeOutcome, Carrier, bridge};
@@ -68,6 +68,7 @@ struct PeerDoor {
 impl PeerDoor {
     fn offence(&self, open: AgentOpen, text: &str) {
         self.series.dial(PeerDial::Refused);
+        self.forwarding.metrics.offences.count(Offence::Forward);
         tracing::debug!(peer = %self.peer, text, "a peer's OPEN is refused");
         open.refuse(RefusalCode::Denied, text);
     }
@@ -99,7 +100,7 @@ impl AgentOpens for PeerDoor {
         let series = Arc::clone(&self.series);
         let serving = async move {
             if let Some(joined) = forwarding
-                .dial(open, forward, promise, (&peer, &series))
+                .dial(open, forward, (&certificate, promise), (&peer, &series))
                 .await
             {
                 drop(permit);
@@ -129,7 +130,7 @@ impl Forwarding {
         let allowed = self
             .clients
             .admit_peer(certificate.principal())
-            .check(NETWORK, &address);
+            .check(&protocol, &address);
         let dialing =
             self.router
                 .dial_forwarded((&protocol, &address), &forward, &owner_hash, &asked);
@@ -142,10 +143,10 @@ impl Forwarding {
             // The peer has withdrawn the dial.
             None => None,
             Some(Err(why)) => {
-                tracing::debug!(%peer, dial, client, target_address = address, ?why, "a forwarded dial failed");
+                tracing::debug!(%peer, dial, client, target_address = address, %why, "a forwarded dial failed");
                 series.dial(match why {
                     NotForwarded::NotHere => PeerDial::NotHere,
-                    NotForwarded::Leaving => PeerDial::Refused,
+                    NotForwarded::Busy | NotForwarded::Leaving => PeerDial::Refused,
                     NotForwarded::Failed(_) => PeerDial::Failed,
                 });
                 let (code, text) = refusal(&why);
@@ -172,6 +173,7 @@ impl Forwarding {
 fn refusal(why: &NotForwarded) -> (RefusalCode, String) {
     match why {
         NotForwarded::NotHere => (RefusalCode::NotHere, String::new()),
+        NotForwarded::Busy => (RefusalCode::Busy, String::new()),
         NotForwarded::Leaving => (RefusalCode::Leaving, String::new()),
         NotForwarded::Failed(failure) => {
             let code = match failure {

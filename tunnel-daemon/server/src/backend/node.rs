@@ -27,7 +27,7 @@ use adit_net::source_quota::{Source, SourcePlaces};
 use adit_net::tasks::Tasks;
 use adit_telemetry::labels::{
     ClientDialect, DialReason, DialStage, Driver, DriverReason, EndClass, EndReason, Engine,
-    Label as _, NodeRefusal, OpenedBy, Path,
+    Label as _, NodeRefusal, Offence, OpenedBy, Path,
 };
 use adit_telemetry::{
     AccessLog, AccessOutcome, AditMetrics, CountedTunnel, FailedDial, GaugeGuard, LiveTunnel,
@@ -147,6 +147,11 @@ impl AgentDoors for NodeProxy {
 impl AgentOpens for AgentDoor {
     fn open(&self, open: AgentOpen) {
         let settings = &self.proxy.settings;
+        if open.request().forward.is_some() {
+            self.refused(NodeRefusal::Failed);
+            self.proxy.settings.metrics.offences.count(Offence::Forward);
+            return open.refuse(RefusalCode::Denied, "only servers forward dials");
+        }
         if open.request().raw {
             self.refused(NodeRefusal::Failed);
             let text = "tunnels from node to control plane cannot use raw lanes";

@@ -35,7 +35,7 @@ use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::{Carrier, Endpoint, EndpointWatch, RawLaneRelay};
 
 /// The target network of all dialects but gRPC.
-pub(crate) const NETWORK: &str = "tcp";
+pub(super) const NETWORK: &str = "tcp";
 
 /// Shared by all frontends of a server.
 pub struct FrontendContext {

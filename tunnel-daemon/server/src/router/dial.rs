@@ -359,6 +359,7 @@ impl Router {
             handles: Vec::new(),
             tried: Vec::new(),
             not_here: Vec::new(),
+            unasked: Vec::new(),
             replaced: None,
         };
         let dialing = dialing.run();
@@ -673,6 +674,8 @@ struct Dialing<'a> {
     tried: Vec<LinkId>,
     /// Peers that had no agent under the key.
     not_here: Vec<LinkId>,
+    /// Peers that have asked nobody.
+    unasked: Vec<LinkId>,
     /// The older link that was asked because its agent's newest link was provisional.
     replaced: Option<LinkId>,
 }
@@ -779,11 +782,8 @@ impl Dialing<'_> {
         let heard = matches!(reason, Reason::Slow | Reason::Silent);
         // Links to skip in this search; a later search may try them.
         let mut passed = self.tried.clone();
-        // Peers that had no agent have asked nobody.
-        let first = self
-            .handles
-            .iter()
-            .find(|candidate| !self.not_here.contains(&candidate.id()));
+        let mut asked = self.handles.iter();
+        let first = asked.find(|candidate| !self.unasked.contains(&candidate.id()));
         loop {
             let draw = rand::random();
             let link = router.with_registry(|registry| match first {
@@ -858,8 +858,13 @@ impl Dialing<'_> {
     fn ended(&mut self, candidate: &Candidate, cancelled: CancelledDial) -> Step {
         let (dials, now) = (&self.router.dials, moment());
         let id = candidate.id();
-        if let (Candidate::Peer(_), DialFailure::NoAgent) = (candidate, &cancelled.failure) {
-            self.not_here.push(id);
+        if let Candidate::Peer(_) = candidate
+            && !cancelled.written
+        {
+            self.unasked.push(id);
+            if cancelled.failure == DialFailure::NoAgent {
+                self.not_here.push(id);
+            }
         }
         if let DialFailure::Target(_) = cancelled.failure {
             let took = self.attempts.took(id, now);

@@ -13,15 +13,22 @@ use super::handle::LinkHandle;
 use super::route::{OpenTunnel, Router};
 use adit_config::limits;
 use adit_tunnel::Carrier;
+use adit_tunnel::clock::moment;
 
 /// Why a forwarded dial opened no tunnel.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NotForwarded {
-    /// No agent here under that key that takes dials; nobody was asked.
+    /// No agent here under that key; nobody was asked.
+    #[error("no agent here under that key")]
     NotHere,
+    /// The agents here under that key take no dials now, or are another owner's; nobody was asked.
+    #[error("no agent here under that key takes the dial now")]
+    Busy,
     /// This server goes away; nobody was asked.
+    #[error("this server goes away")]
     Leaving,
     /// The dial failed.
+    #[error(transparent)]
     Failed(DialFailure),
 }
 
@@ -84,20 +91,24 @@ impl Router {
             raw_lane: false,
         };
         let mut passed = Vec::new();
-        let mut why = NotForwarded::NotHere;
         while let Some(handle) = self.next_local(forward, hash, &mut passed) {
             let number = asked.add(&handle.info.agent, handle.info.identity.owner());
             let (_handle, outcome) = self.ask_agent(handle, wanted, asked, number).await;
             match outcome {
                 Ok(open) => return Ok(open),
-                Err(CancelledDial {
-                    failure,
-                    written: false,
-                }) => why = NotForwarded::Failed(failure),
+                Err(CancelledDial { written: false, .. }) => (),
                 Err(CancelledDial { failure, .. }) => return Err(NotForwarded::Failed(failure)),
             }
         }
-        Err(why)
+        // A key that is here and silent must not lead the dial to the next key, which may be another machine's.
+        let is_here = |registry: &Registry| {
+            registry.has_local(&forward.scope) || registry.is_silent(&forward.scope, moment())
+        };
+        Err(if self.with_registry(is_here) {
+            NotForwarded::Busy
+        } else {
+            NotForwarded::NotHere
+        })
     }
 
     fn next_local(

@@ -273,6 +273,7 @@ impl Router {
     /// Refuses new dials from now on; open tunnels go on.
     pub fn refuse_dials(&self) {
         self.refusing.store(true, Relaxed);
+        self.changed.notify_waiters();
     }
 
     /// Whether [`Self::refuse_dials`] was called.

@@ -17,6 +17,8 @@ label! {
         Oversize = "oversize",
         /// The packet names a dial or tunnel that its link does not have.
         Foreign = "foreign",
+        /// A forwarded dial from or to an agent, or a dial of another kind between servers.
+        Forward = "forward",
     }
 }
 
