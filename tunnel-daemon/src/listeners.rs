@@ -25,8 +25,8 @@ use crate::process::Process;
 use adit_config::address::BindAddress;
 use adit_config::limits;
 use adit_config::plan::{
-    AgentListenerPlan, AgentProof, ClientsPlan, Dialect, FrontendListen, FrontendPlan, PeersPlan,
-    TlsFiles,
+    AgentListenerPlan, AgentPort, AgentProof, ClientsPlan, Dialect, FrontendListen, FrontendPlan,
+    PeersPlan, TlsFiles,
 };
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::descriptors::{Descriptors, Use};
@@ -213,6 +213,7 @@ impl<'a> Listening<'a> {
     pub(super) fn agent_tls(
         &mut self,
         agents: &AgentListenerPlan,
+        port: &AgentPort,
     ) -> anyhow::Result<Arc<ReloadableServerTls>> {
         let may_be_anonymous = agents
             .tokens
@@ -222,7 +223,7 @@ impl<'a> Listening<'a> {
         let tls = ServerTls {
             client_crl: agents.crl.clone(),
             client_may_be_anonymous: may_be_anonymous,
-            ..server_tls(&agents.tls, self.policy, alpn)
+            ..server_tls(&port.tls, self.policy, alpn)
         };
         self.tls(AGENT_LISTENER, tls)
     }
@@ -268,13 +269,14 @@ impl<'a> Listening<'a> {
     pub(super) fn agents(
         &self,
         agents: &AgentListenerPlan,
+        port: &AgentPort,
         tls: Arc<ReloadableServerTls>,
         backend: Arc<Backend>,
         connections: &Tasks,
     ) -> anyhow::Result<SocketAddr> {
         let balancers = &agents.balancers;
         self.links(
-            &agents.bind,
+            &port.bind,
             tls,
             backend,
             connections,

@@ -93,6 +93,7 @@ impl Parts<'_> {
     pub(super) fn start(
         &self,
         peers: &PeersPlan,
+        live: watch::Sender<Option<i64>>,
         listening: &mut Listening<'_>,
     ) -> anyhow::Result<(Peering, AgentAuthorizer)> {
         refuse_shared_authority(self.plan, peers)?;
@@ -160,6 +161,13 @@ impl Parts<'_> {
             router.expect_peers(Instant::now() + STARTING);
             Some(self.ask(peers, hello, listening)?)
         };
+        let count = AnnouncedCount {
+            configured: self.agents.server.server_count,
+            leases: self.agents.leases.clone(),
+            links: i64::from(peers.agent_links.get()),
+            live,
+        };
+        services.spawn_always("peer-count", count.follow(Arc::clone(router)));
         let peering = Peering {
             address,
             askers,
@@ -292,7 +300,11 @@ fn refuse_shared_authority(plan: &ServerPlan, peers: &PeersPlan) -> anyhow::Resu
         FrontendListen::Unix { .. } => None,
     });
     let of_clients = of_clients.map(|path| ("--server-ca-cert", path));
-    let of_agents = plan.agents.tls.client_ca.iter();
+    let of_agents = plan
+        .agents
+        .port
+        .iter()
+        .filter_map(|port| port.tls.client_ca.as_ref());
     let of_agents = of_agents.map(|path| ("--cluster-ca-cert", path));
     for (flag, path) in of_agents.chain(of_clients) {
         if share_a_key(&of_peers, &read(path)?) {
@@ -410,17 +422,17 @@ impl Peering {
 }
 
 /// The number of servers that agents are told to connect to: fewer than all while every server reaches every agent anyway.
-pub(super) struct AnnouncedCount {
-    pub(super) configured: i64,
-    pub(super) leases: watch::Receiver<usize>,
+struct AnnouncedCount {
+    configured: i64,
+    leases: watch::Receiver<usize>,
     /// Servers that each agent connects to while all are live.
-    pub(super) links: i64,
-    pub(super) live: watch::Sender<Option<i64>>,
+    links: i64,
+    live: watch::Sender<Option<i64>>,
 }
 
 impl AnnouncedCount {
     /// Looks every second whether all servers are peers, and have been for long enough.
-    pub(super) async fn follow(self, router: Arc<Router>) {
+    async fn follow(self, router: Arc<Router>) {
         const EVERY: Duration = Duration::from_secs(1);
         let mut since = None;
         loop {

@@ -7,7 +7,7 @@ pub(super) mod tenant;
 #[cfg(test)]
 mod tests;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ use crate::ebpf::Captured;
 use crate::kubernetes::{admission, kubernetes_api, publish_lease};
 use crate::listeners::Listening;
 use crate::node;
-use crate::peers::{self, AnnouncedCount, PEER_FILES, Peering};
+use crate::peers::{self, PEER_FILES, Peering};
 use crate::process::{Probes, Process, ProcessPlan};
 use crate::status::model::Role;
 use crate::status::{Announced, ServerSource};
@@ -45,12 +45,14 @@ use adit_tunnel::LanePool;
 
 /// Concurrent client connections and streams: far above any descriptor limit.
 const CLIENT_TASKS_MAX: usize = 400_000;
+/// The address of an agent port that is not there.
+pub const NO_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 /// Concurrent agent connections and links.
 const AGENT_TASKS_MAX: usize = 100_000;
 
 /// A running server.
 pub struct RunningServer {
-    /// Address for agents.
+    /// Address for agents; [`NO_PORT`] with `--no-agents`.
     pub agents: SocketAddr,
     /// Address for other servers.
     pub peers: Option<SocketAddr>,
@@ -108,37 +110,32 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         configured: settings.server.server_count,
         leases: settings.leases.clone(),
     });
-    let agent_tls = listening.agent_tls(&plan.agents)?;
-    let authorizer = tenant.authorizer(plan, &agent_tls, &links, &process)?;
-    settings.authorizer = authorizer.clone();
-    let mut authorizers = vec![(AGENT_LISTENER, authorizer)];
+    let mut authorizers = Vec::new();
+    let mut agent_port = None;
+    if let Some(port) = &plan.agents.port {
+        let tls = listening.agent_tls(&plan.agents, port)?;
+        let authorizer = tenant.authorizer(plan, &tls, &links, &process)?;
+        settings.authorizer = authorizer.clone();
+        authorizers.push((AGENT_LISTENER, authorizer));
+        agent_port = Some((port, tls));
+    }
     settings.node = node::proxy(&plan.destinations, &tenant, &process, &clients)?;
     descriptors::close_idle_lanes(services, &process.descriptors, &router);
     let context = tenant.frontends(plan, &process, &clients)?;
-    let peering = match &plan.peers {
-        None => None,
-        Some(peers) => {
-            let parts = peers::Parts {
-                plan,
-                process: &process,
-                tenant: &tenant,
-                clients: &context,
-                links: &links,
-                agents: &settings,
-            };
-            let (peering, of_peers) = parts.start(peers, &mut listening)?;
-            authorizers.push((PEER_FILES, of_peers));
-            let count = AnnouncedCount {
-                configured: settings.server.server_count,
-                leases: settings.leases.clone(),
-                links: i64::from(peers.agent_links.get()),
-                live,
-            };
-            let counting = count.follow(Arc::clone(&router));
-            services.spawn_always("peer-count", counting);
-            Some(peering)
-        }
+    let parts = peers::Parts {
+        plan,
+        process: &process,
+        tenant: &tenant,
+        clients: &context,
+        links: &links,
+        agents: &settings,
     };
+    let peers = plan.peers.as_ref();
+    let peering = peers.map(|peers| parts.start(peers, live, &mut listening));
+    let peering = peering.transpose()?.map(|(peering, authorizer)| {
+        authorizers.push((PEER_FILES, authorizer));
+        peering
+    });
     let backend = Backend::new(
         Arc::clone(&router),
         settings,
@@ -149,7 +146,10 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     // Before agents can connect: the redirect recognizes agents among the captured processes.
     let (captured, transparent) = listening.transparent(plan, &context)?;
     let agent_connections = backend.open_connections();
-    let agents = listening.agents(&plan.agents, agent_tls, backend, &links)?;
+    let agents = match agent_port {
+        Some((port, tls)) => listening.agents(&plan.agents, port, tls, backend, &links)?,
+        None => NO_PORT,
+    };
     let frontends = listening.frontends(&plan.clients, &context)?;
     let certificates = process.watch_files(listening.watched, api.as_ref(), authorizers);
     let gauges = gauges::update(adit.clone(), Arc::clone(&router));

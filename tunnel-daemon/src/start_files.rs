@@ -27,7 +27,9 @@ pub(super) async fn wait_for(paths: &[PathBuf]) {
 /// Files that the start of a server reads. The Kubernetes API waits for its own.
 pub(super) fn of_server(plan: &ServerPlan) -> Vec<PathBuf> {
     let mut paths = Vec::new();
-    of_tls(&plan.agents.tls, &mut paths);
+    if let Some(port) = &plan.agents.port {
+        of_tls(&port.tls, &mut paths);
+    }
     of_clients(&plan.clients, &mut paths);
     paths.extend(plan.agents.crl.clone());
     paths.extend(plan.agents.deny.clone());

@@ -27,12 +27,13 @@ impl Listening<'_> {
         plan: &ServerPlan,
         context: &Arc<FrontendContext>,
     ) -> anyhow::Result<(Captured, Option<SocketAddr>)> {
-        let (plan, agents) = (&plan.transparent, &plan.agents.bind);
+        let (plan, agents) = (&plan.transparent, plan.agents.port.as_ref());
         let open = |bind| self.packet_filter(bind, context);
         let bound = plan.bind.as_ref().map(open).transpose()?;
-        let captured = match &plan.redirect {
-            Some(redirect) => self.redirect(redirect, agents, context)?,
-            None => Captured::none(),
+        let captured = match (&plan.redirect, agents) {
+            (Some(redirect), Some(agents)) => self.redirect(redirect, &agents.bind, context)?,
+            // A redirect without an agent port is refused with the flags.
+            _ => Captured::none(),
         };
         Ok((captured, bound))
     }

@@ -138,17 +138,26 @@ pub(super) fn of_kube_apiserver(
 /// Lines about all files that a server reads.
 pub(super) fn of_server(plan: &ServerPlan, now: SystemTime) -> Vec<Capability> {
     let agents = Peers::of(plan.compat);
-    let mut groups: Vec<(&str, &TlsFiles, Peers)> =
-        vec![("agent-listener", &plan.agents.tls, agents)];
+    let mut groups: Vec<(&str, &TlsFiles, Peers)> = Vec::new();
+    let port = plan.agents.port.iter();
+    groups.extend(port.map(|port| ("agent-listener", &port.tls, agents)));
+    let peers = plan.peers.iter();
+    groups.extend(peers.map(|peers| ("peers", &peers.tls, Peers::of(false))));
     of_clients(&plan.clients, &mut groups);
     let mut lines = listeners(&groups, &plan.tls, now);
-    if let (Some(ca), Some(crl)) = (&plan.agents.tls.client_ca, &plan.agents.crl) {
-        lines.push(revocation(ca, crl));
+    let port = plan.agents.port.iter();
+    let agents = port.map(|port| ("agent-crl", &port.tls, &plan.agents.crl));
+    let peers = plan.peers.iter();
+    let peers = peers.map(|peers| ("peer-crl", &peers.tls, &peers.crl));
+    for (name, tls, crl) in agents.chain(peers) {
+        if let (Some(ca), Some(crl)) = (&tls.client_ca, crl) {
+            lines.push(revocation(name, ca, crl));
+        }
     }
     lines
 }
 
-fn revocation(ca: &Path, crl: &Path) -> Capability {
+fn revocation(name: &'static str, ca: &Path, crl: &Path) -> Capability {
     let (flaws, shown) = (inspect::revocation(ca, crl), crl.display());
     let line = match flaws.as_deref() {
         Err(error) => missing(error.to_string(), "correct the file"),
@@ -158,7 +167,7 @@ fn revocation(ca: &Path, crl: &Path) -> Capability {
             "put a current list of that CA into the file",
         ),
     };
-    line.named("agent-crl")
+    line.named(name)
 }
 
 /// Lines about all files that an agent reads.

@@ -27,7 +27,10 @@ pub(super) fn of_server(plan: &ServerPlan) -> Vec<Capability> {
     if let Some(bind) = &plan.transparent.bind {
         lines.push(ports.line("transparent", bind));
     }
-    lines.push(ports.line("agent-port", &plan.agents.bind));
+    let agents = plan.agents.port.iter();
+    lines.extend(agents.map(|port| ports.line("agent-port", &port.bind)));
+    let peers = plan.peers.iter().filter_map(|peers| peers.bind.as_ref());
+    lines.extend(peers.map(|bind| ports.line("peer-port", bind)));
     lines.extend(ports.probes(&plan.health, &plan.admin, plan.compat));
     lines.extend(admin_socket(&plan.admin_socket));
     lines

@@ -65,8 +65,6 @@ impl Carrier {
 /// One side of a tunnel, over a link, a lane or a connection to a server. Dropping it without [`Endpoint::close`] resets the tunnel.
 pub struct Endpoint {
     path: Path,
-    /// The lane is one of another server, which has the agent; or is asked for by one.
-    peer: Option<Arc<PeerSeries>>,
     /// Memory reserved for this tunnel.
     promise: Option<Promise>,
     growth: BufferGrowth,
@@ -119,15 +117,16 @@ impl Endpoint {
     /// Counts a tunnel between servers, from now to its end.
     #[must_use]
     pub fn of_peer(mut self, peer: Arc<PeerSeries>) -> Self {
-        peer.tunnels.inc();
-        self.peer = Some(peer);
+        if let Path::Lane(lane) = &mut self.path {
+            peer.tunnels.inc();
+            lane.peer = Some(peer);
+        }
         self
     }
 
     fn over(path: Path) -> Self {
         Self {
             path,
-            peer: None,
             promise: None,
             growth: BufferGrowth::default(),
             sent_bytes: 0,
@@ -149,7 +148,7 @@ impl Endpoint {
     pub fn path(&self) -> PathLabel {
         match &self.path {
             Path::Link(_) => PathLabel::Link,
-            Path::Lane(_) if self.peer.is_some() => PathLabel::Peer,
+            Path::Lane(lane) if lane.peer.is_some() => PathLabel::Peer,
             Path::Lane(_) => PathLabel::Lane,
             Path::Server(_) => PathLabel::Server,
         }
@@ -450,7 +449,9 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        if let Some(peer) = &self.peer {
+        if let Path::Lane(lane) = &self.path
+            && let Some(peer) = &lane.peer
+        {
             peer.tunnels.dec();
             peer.bytes.inc_by(self.sent_bytes + self.delivered_bytes);
         }

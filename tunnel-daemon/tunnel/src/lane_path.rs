@@ -9,6 +9,7 @@ use std::time::Duration;
 use adit_core::lane::{LaneEvent, Want};
 use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
 use adit_relay::{BufferSizes, SocketBuffers};
+use adit_telemetry::PeerSeries;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
@@ -72,6 +73,8 @@ pub(super) struct LanePath {
     /// Bytes in flight at the watch's last check: behind a slow reader they shrink for minutes before the lane takes more.
     on_the_way_seen: usize,
     buffers: SocketBuffers,
+    /// The lane is one between servers.
+    pub(super) peer: Option<Arc<PeerSeries>>,
 }
 
 impl LanePath {
@@ -95,6 +98,7 @@ impl LanePath {
             queued,
             on_the_way_seen: 0,
             buffers: SocketBuffers::default(),
+            peer: None,
         }
     }
 

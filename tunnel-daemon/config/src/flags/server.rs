@@ -19,8 +19,8 @@ use super::values::{
 use crate::error::{ConfigError, bail};
 use crate::limits;
 use crate::plan::{
-    AccountPlan, AgentListenerPlan, AgentProof, DataPathPlan, DestinationsPlan, DialPlan,
-    IsolationPlan, Program, PublishPlan, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
+    AccountPlan, AgentListenerPlan, AgentPort, AgentProof, DataPathPlan, DestinationsPlan,
+    DialPlan, IsolationPlan, Program, PublishPlan, ServerPlan, ServerSettings, TlsFiles, TokenPlan,
 };
 use crate::process_id::id;
 use crate::units::{duration, listener_port, number};
@@ -121,11 +121,14 @@ struct FrontendFlags {
 #[command(next_help_heading = "Agents")]
 struct AgentFlags {
     /// Certificate of the agent listener
-    #[arg(long, value_name = "FILE")]
-    cluster_cert: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "no_agents")]
+    cluster_cert: Option<PathBuf>,
     /// Key of --cluster-cert
-    #[arg(long, value_name = "FILE")]
-    cluster_key: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "no_agents")]
+    cluster_key: Option<PathBuf>,
+    /// Open no agent port: this server reaches agents through its peers alone
+    #[arg(long, requires = "peers", conflicts_with_all = ["cluster_cert", "cluster_key", "cluster_ca_cert", "insecure_allow_unauthenticated_agents"])]
+    no_agents: bool,
     /// CA of agents' client certificates, which are required, unless a token will do
     #[arg(long, value_name = "FILE")]
     cluster_ca_cert: Option<PathBuf>,
@@ -269,18 +272,24 @@ impl AgentFlags {
     }
 
     fn plan(self, data_path: DataPathPlan) -> Result<AgentListenerPlan, ConfigError> {
+        let port = match (self.cluster_cert, self.cluster_key) {
+            (Some(cert), Some(key)) if !self.no_agents => Some(AgentPort {
+                bind: bind(
+                    "--agent-bind-address",
+                    &self.agent_bind_address,
+                    self.agent_port,
+                )?,
+                tls: TlsFiles {
+                    cert,
+                    key,
+                    client_ca: self.cluster_ca_cert,
+                },
+            }),
+            _ => None,
+        };
         Ok(AgentListenerPlan {
             balancers: self.proxy_protocol_from,
-            bind: bind(
-                "--agent-bind-address",
-                &self.agent_bind_address,
-                self.agent_port,
-            )?,
-            tls: TlsFiles {
-                cert: self.cluster_cert,
-                key: self.cluster_key,
-                client_ca: self.cluster_ca_cert,
-            },
+            port,
             tokens: TokenPlan::of_flags(
                 &self.agent_namespace,
                 &self.agent_service_account,

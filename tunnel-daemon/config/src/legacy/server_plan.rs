@@ -15,9 +15,9 @@ use crate::error::{ConfigError, bail};
 use crate::flags::compat::ServerExtras;
 use crate::limits;
 use crate::plan::{
-    AdminSocketPlan, AgentListenerPlan, AgentProof, ClientsPlan, ConnectPlan, DestinationsPlan,
-    DialPlan, Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan, PublishPlan, ServerPlan,
-    ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
+    AdminSocketPlan, AgentListenerPlan, AgentPort, AgentProof, ClientsPlan, ConnectPlan,
+    DestinationsPlan, DialPlan, Dialect, Drain, FrontendListen, FrontendPlan, IsolationPlan,
+    PublishPlan, ServerPlan, ServerSettings, ShutdownPlan, TlsFiles, TokenPlan, TransparentPlan,
 };
 
 /// Maps options that passed upstream's validation.
@@ -142,12 +142,14 @@ fn agent_listener(
     }
     Ok(AgentListenerPlan {
         balancers: Vec::new(),
-        bind: bind("agent", &options.agent_bind_address, options.agent_port)?,
-        tls: tls_files(
-            &options.cluster_cert,
-            &options.cluster_key,
-            &options.cluster_ca_cert,
-        ),
+        port: Some(AgentPort {
+            bind: bind("agent", &options.agent_bind_address, options.agent_port)?,
+            tls: tls_files(
+                &options.cluster_cert,
+                &options.cluster_key,
+                &options.cluster_ca_cert,
+            ),
+        }),
         tokens,
         insecure_unauthenticated: insecure && !authenticated,
         keepalive: server_keepalive(options.keepalive_time),

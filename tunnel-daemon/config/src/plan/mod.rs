@@ -39,6 +39,6 @@ pub use peers::{PeerAddress, PeersPlan, shared_authority};
 pub(crate) use peers::{check_network, networks_of};
 pub use proxy::{ProxyPlan, ProxySettings};
 pub use rule_file::RuleFile;
-pub use server::{AgentListenerPlan, ServerPlan, ServerSettings};
+pub use server::{AgentListenerPlan, AgentPort, ServerPlan, ServerSettings};
 pub use tokens::{AgentProof, TokenPlan};
 pub use transparent::{AgentCalls, OnFailure, RedirectPlan, RedirectTarget, TransparentPlan};

@@ -26,13 +26,20 @@ use crate::address::BindAddress;
 use crate::error::{ConfigError, bail};
 use crate::tls_policy::TlsPolicy;
 
-/// The listener for agents.
+/// Where agents connect.
 #[derive(Clone, PartialEq, Debug)]
-pub struct AgentListenerPlan {
+pub struct AgentPort {
     /// Address to listen on.
     pub bind: BindAddress,
     /// Without `client_ca` no certificate is requested; with `tokens` none is required.
     pub tls: TlsFiles,
+}
+
+/// The listener for agents, and what holds for them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct AgentListenerPlan {
+    /// `None`: the server has no agents of its own, and asks peers for theirs.
+    pub port: Option<AgentPort>,
     /// Agents may authenticate with service account tokens.
     pub tokens: Option<TokenPlan>,
     /// Any TLS client may register as an agent: causes a warning and a metric.
@@ -158,10 +165,12 @@ impl ServerSettings {
 
     fn check_agent_listener(&self) -> Result<(), ConfigError> {
         let agents = &self.agents;
-        agents
-            .tls
+        let Some(port) = &agents.port else {
+            return self.check_no_agents();
+        };
+        port.tls
             .check_files(["--cluster-cert", "--cluster-key", "--cluster-ca-cert"])?;
-        let has_ca = agents.tls.client_ca.is_some();
+        let has_ca = port.tls.client_ca.is_some();
         if !agents.grants.is_open() && !has_ca && agents.tokens.is_none() {
             // A security flag is never accepted without effect.
             bail!(
@@ -203,6 +212,26 @@ impl ServerSettings {
         }
     }
 
+    /// A server without agents of its own.
+    fn check_no_agents(&self) -> Result<(), ConfigError> {
+        let asks = |peers: &PeersPlan| !peers.peers.is_empty();
+        if !self.peers.as_ref().is_some_and(asks) {
+            bail!("--no-agents needs --peer: without agents and peers every dial fails");
+        }
+        if self.leases.is_some() {
+            bail!(
+                "--no-agents and --enable-lease-controller contradict each other: a lease tells agents to connect; drop one"
+            );
+        }
+        if !self.destinations.allowed.is_empty() {
+            bail!("--allowed-destination is about agents, and --no-agents allows none: drop one");
+        }
+        if self.transparent.redirect.is_some() {
+            bail!("--redirect needs the agent port, and --no-agents opens none: drop one");
+        }
+        Ok(())
+    }
+
     fn check_peers(&self) -> Result<(), ConfigError> {
         let Some(peers) = &self.peers else {
             return Ok(());
@@ -214,8 +243,9 @@ impl ServerSettings {
             FrontendListen::Unix { .. } => None,
         });
         let clients = clients.map(|tls| ("--server-ca-cert", tls.client_ca.as_ref()));
-        let agents = ("--cluster-ca-cert", self.agents.tls.client_ca.as_ref());
-        peers.check_authority(std::iter::once(agents).chain(clients))
+        let agents = self.agents.port.iter();
+        let agents = agents.map(|port| ("--cluster-ca-cert", port.tls.client_ca.as_ref()));
+        peers.check_authority(agents.chain(clients))
     }
 
     fn check_destinations(&self) -> Result<(), ConfigError> {
@@ -250,12 +280,14 @@ impl ServerSettings {
         let transparent = transparent.map(|bind| ("--transparent-bind-address", bind));
         let peers = self.peers.iter().filter_map(|peers| peers.bind.as_ref());
         let peers = peers.map(|bind| ("--peer-bind", bind));
+        let agents = self.agents.port.iter();
+        let agents = agents.map(|port| ("--agent-port", &port.bind));
         let health = self.health.iter().map(|bind| ("--health-port", bind));
         let admin = self.admin.iter().map(|bind| ("--admin-port", bind));
         let all = self
             .clients
             .binds()
-            .chain([("--agent-port", &self.agents.bind)])
+            .chain(agents)
             .chain(peers)
             .chain(transparent)
             .chain(health)

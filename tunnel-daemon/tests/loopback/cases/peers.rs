@@ -14,7 +14,7 @@ use crate::support::lanes::ended;
 use crate::support::peers::{PeerFiles, asker, holder, linked};
 use crate::support::wait::{until, within};
 use crate::support::world::{World, channel, echo, open, sample, scraped};
-use crate::support::{connect, targets};
+use crate::support::{connect, ports, targets};
 
 /// A server with an agent, and another one without agents that asks it.
 struct Pair {
@@ -207,7 +207,7 @@ async fn only_peers_are_peers() {
     assert!(since.elapsed() < Duration::from_secs(5));
 }
 
-/// Servers of another installation, and a server that calls itself, are no peers.
+/// Servers of another installation, another server with the id of this one, and this server itself are no peers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_installation_and_itself_are_no_peers() {
     let files = PeerFiles::new();
@@ -222,7 +222,21 @@ async fn another_installation_and_itself_are_no_peers() {
     })
     .await;
     let same = ["--peer-group=one", "--server-id=holder"];
-    let own = asker(&world, &files, "own", &[address], &same).await;
+    let twin = asker(&world, &files, "twin", &[address], &same).await;
+    until("it was refused", || {
+        let failures = twin.peer_failures();
+        failures
+            .iter()
+            .any(|text| text.contains("has the id of this one"))
+    })
+    .await;
+    // A name of all servers leads to this one, too.
+    let port = ports::free();
+    let bind = format!("--peer-bind=127.0.0.1:{port}");
+    let flags = ["--peer-group=one", bind.as_str()];
+    let address = ([127, 0, 0, 1], port).into();
+    let own = asker(&world, &files, "own", &[address], &flags).await;
     until("it knows itself", || own.peer_failures() == ["this server"]).await;
-    assert_eq!((front.linked_peers(), own.linked_peers()), (0, 0));
+    let linked = [&front, &twin, &own].map(RunningServer::linked_peers);
+    assert_eq!(linked, [0; 3]);
 }

@@ -264,7 +264,7 @@ fn false_turns_a_switch_off_and_kubernetes_service_variables_are_ignored() {
         ("ADIT_DELETE_EXISTING_UDS_FILE", "0"),
     ];
     let plan = server(FILE, &variables, &[]).unwrap();
-    assert_eq!(plan.agents.bind.port, 8091);
+    assert_eq!(plan.agents.port.as_ref().unwrap().bind.port, 8091);
     let error = server(FILE, &[("ADIT_AGENT_PORT", "1:2")], &[]).unwrap_err();
     assert!(
         error.message().starts_with("ADIT_AGENT_PORT: "),

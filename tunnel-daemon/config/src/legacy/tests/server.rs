@@ -69,7 +69,10 @@ fn a_minimal_unix_server_keeps_upstreams_behaviour() {
         delete_existing: true,
     };
     assert_eq!(plan.clients.frontends[0].listen, unix);
-    assert_eq!(plan.agents.bind, BindAddress::new("", 8091).unwrap());
+    assert_eq!(
+        plan.agents.port.as_ref().unwrap().bind,
+        BindAddress::new("", 8091).unwrap()
+    );
     assert_eq!(plan.agents.keepalive, Duration::from_secs(3600));
     assert!(!plan.agents.insecure_unauthenticated);
     assert_eq!(plan.health, Some(BindAddress::new("", 8092).unwrap()));
