@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use adit_core::registry::Registry;
+use adit_core::registry::{Registry, Scope, Strategy};
 use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
 use futures_util::future::{join, join_all};
 use tokio::sync::{oneshot, watch};
@@ -296,6 +296,21 @@ impl RunningServer {
     #[must_use]
     pub fn reachable_keys(&self) -> usize {
         self.router.with_registry(Registry::peer_keys)
+    }
+
+    /// Number of peers under whose keys dials for any destination find an agent that is ready.
+    #[must_use]
+    pub fn holders_of_any(&self) -> usize {
+        let any = Scope::named(Strategy::Default, "");
+        let ready = |registry: &Registry| any.map_or(0, |any| registry.ready_peers(&any));
+        self.router.with_registry(ready)
+    }
+
+    /// Number of peers that do not answer.
+    #[must_use]
+    pub fn silent_peers(&self) -> usize {
+        let peers = self.router.peers();
+        peers.iter().filter(|peer| peer.is_silent()).count()
     }
 
     /// Why addresses of peers have no link now.

@@ -366,6 +366,17 @@ impl Registry {
         entries.any(|entry| entry.strategy == strategy && entry.holders & heard != 0)
     }
 
+    /// Number of peers that answer and have a ready agent under the key.
+    #[must_use]
+    pub fn ready_peers(&self, scope: &Scope) -> usize {
+        let peers = &self.peers;
+        let entry = peers.entry(&scope.0);
+        entry.map_or(0, |entry| {
+            let ready = entry.holders & !entry.draining & !peers.draining & !peers.silent;
+            ready.count_ones() as usize
+        })
+    }
+
     /// What all agents of a key at peers have proved, as a hash; `None` if they differ, or none has the key.
     #[must_use]
     pub fn peer_owner(&self, scope: &Scope) -> Option<u64> {

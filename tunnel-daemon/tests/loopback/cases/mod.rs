@@ -67,6 +67,7 @@ mod node_tunnels;
 mod numbers;
 mod opens_and_closes;
 mod paused_tunnels;
+mod peer_processes;
 mod peers;
 mod pki;
 mod plaintext_lanes;

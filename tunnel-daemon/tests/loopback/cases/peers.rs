@@ -240,3 +240,119 @@ async fn another_installation_and_itself_are_no_peers() {
     let linked = [&front, &twin, &own].map(RunningServer::linked_peers);
     assert_eq!(linked, [0; 3]);
 }
+
+/// The small server beside an API server: a unix socket, peers, and no port for agents.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_agents_serves_through_its_peers() {
+    let files = PeerFiles::new();
+    let world = holder(&files, &[]).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let address = world.server().peers.expect("it serves peers");
+    let mut args = world.other_args("0", ".small");
+    let of_agents = [
+        "--peer-",
+        "--server-id",
+        "--cluster-",
+        "--agent-",
+        "--keepalive",
+    ];
+    args.retain(|arg| !of_agents.iter().any(|flag| arg.starts_with(flag)));
+    args.extend(files.flags("small"));
+    args.extend([format!("--peer={address}"), "--no-agents".to_owned()]);
+    let plan = crate::support::world::server_plan(&args).expect("flags are right");
+    let small = adit::server::start(&plan).await.expect("it starts");
+    assert_eq!(small.agents, adit::server::NO_PORT);
+    // No wait for the peer: the first dial does that.
+    let (target, _echo) = targets::local_echo().await;
+    let mut stream = connect::open(&socket(&world, "connect", "small"), &target).await;
+    connect::echo(&mut stream, b"without agents").await;
+}
+
+/// A dial that comes before the first peer waits for it, and no longer than three seconds; later ones do not wait at all.
+///
+/// Limit (times): A dial without an agent at a server that has just started and has peers | waits 3 s for the first peer, in the
+/// first 10 s
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_has_just_started_waits_for_its_first_peer() {
+    let files = PeerFiles::new();
+    let world = holder(&files, &[]).await;
+    let address = ([127, 0, 0, 1], ports::free()).into();
+    let _front = asker(&world, &files, "front", &[address], &[]).await;
+    let (target, _echo) = targets::local_echo().await;
+    let request = format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n");
+    let path = socket(&world, "connect", "front");
+    let since = Instant::now();
+    let (_status, text) = connect::refused(&path, request.as_bytes()).await;
+    assert!(text.contains("No agent available"), "{text}");
+    let waited = since.elapsed();
+    assert!(waited >= Duration::from_secs(3), "{waited:?}");
+}
+
+/// A server that leaves says so: new dials go to another one, and its tunnels live on within the grace.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_leaves_keeps_its_tunnels_and_gets_no_dials() {
+    let files = PeerFiles::new();
+    let mut world = holder(&files, &[]).await;
+    let bind = ["--peer-bind=127.0.0.1:0"];
+    let second = asker(&world, &files, "second", &[], &bind).await;
+    let other = format!("--proxy-server-host={}", second.agents);
+    let _agent = world.agent("agent-1", &[&other]).await;
+    world.links(1).await;
+    until("a second link", || second.links() == 1).await;
+    let addresses = [world.server(), &second].map(|server| server.peers.expect("it has a port"));
+    let front = asker(&world, &files, "front", &addresses, &[]).await;
+    linked(&front, 2).await;
+    let path = socket(&world, "connect", "front");
+    let (target, _echo) = targets::local_echo().await;
+    // Enough tunnels that some go each way.
+    let mut streams = connect::open_many(&path, &target, 16).await;
+    let to = |server: &str| format!("adit_peer_tunnels{{direction=\"to\",server=\"{server}\"}}");
+    let tunnels = |server: &str| sample(&front.metrics.scrape().text(), &to(server)).unwrap_or(0.0);
+    let before = [tunnels("holder"), tunnels("second")];
+    assert_eq!(before.iter().sum::<f64>(), 16.0);
+    assert!(before[0] > 0.0, "both have the agent: {before:?}");
+    let leaving = world.take_server();
+    let leaving = tokio::spawn(leaving.stop(Some(Duration::from_secs(60))));
+    until("it is asked no more", || front.holders_of_any() == 1).await;
+    let more = connect::open_many(&path, &target, 16).await;
+    assert_eq!(
+        [tunnels("holder"), tunnels("second")],
+        [before[0], before[1] + 16.0]
+    );
+    for stream in &mut streams {
+        connect::echo(stream, b"within the grace").await;
+    }
+    drop((streams, more));
+    within("its end, with its last tunnel", leaving)
+        .await
+        .expect("no panic");
+}
+
+/// The other server's own rules hold for what this one forwards, by the names in this one's certificate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_holder_applies_its_own_client_rules() {
+    let files = PeerFiles::new();
+    let (target, _echo) = targets::local_echo().await;
+    let (other, _other_echo) = targets::local_echo().await;
+    let rules = [
+        format!("--client-allow-target=peer=front,{target}"),
+        format!("--client-allow-target=peer=else,{other}"),
+    ];
+    let rules = rules.each_ref().map(String::as_str);
+    let world = holder(&files, &rules).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let address = world.server().peers.expect("it serves peers");
+    let front = asker(&world, &files, "front", &[address], &[]).await;
+    linked(&front, 1).await;
+    let path = socket(&world, "connect", "front");
+    let mut stream = connect::open(&path, &target).await;
+    connect::echo(&mut stream, b"allowed").await;
+    let request = format!("CONNECT {other} HTTP/1.1\r\nHost: {other}\r\n\r\n");
+    let (_status, text) = connect::refused(&path, request.as_bytes()).await;
+    assert!(
+        text.contains("dials of the server client CN=front"),
+        "{text}"
+    );
+}

@@ -66,7 +66,13 @@ pub(crate) async fn asker(
     flags: &[&str],
 ) -> RunningServer {
     let mut args = world.other_args("0", &format!(".{name}"));
-    args.retain(|arg| !arg.starts_with("--peer-") && !arg.starts_with("--server-id"));
+    let of_holder = [
+        "--peer-",
+        "--server-id",
+        "--server-count",
+        "--client-allow-target",
+    ];
+    args.retain(|arg| !of_holder.iter().any(|flag| arg.starts_with(flag)));
     args.extend(files.flags(name));
     if !flags.iter().any(|flag| flag.starts_with("--server-id")) {
         args.push(format!("--server-id={name}"));

@@ -159,6 +159,11 @@ impl World {
         within("the server's end", server.stop(Some(grace))).await;
     }
 
+    /// The server, to stop it in a task of its own.
+    pub(crate) fn take_server(&mut self) -> RunningServer {
+        self.server.take().expect("it runs")
+    }
+
     pub(crate) fn server(&self) -> &RunningServer {
         self.server.as_ref().expect("the server runs")
     }
