@@ -8,7 +8,8 @@ use adit_core::peer::Forward;
 use adit_core::registry::Registry;
 use adit_core::session::{CancelledDial, TunnelKind};
 
-use super::dial::{AskedAgents, Wanted};
+use super::asked::AskedAgents;
+use super::dial::Wanted;
 use super::handle::LinkHandle;
 use super::route::{OpenTunnel, Router};
 use adit_config::limits;

@@ -1,12 +1,13 @@
 //! Chooses the agent and the link for a dial, and retries when a dial fails.
 
+mod asked;
 mod dial;
 mod forwarded;
 mod handle;
 mod peers;
 mod route;
 
-pub use dial::AskedAgents;
+pub use asked::AskedAgents;
 pub use forwarded::NotForwarded;
 pub use handle::{LinkHandle, LinkInfo};
 pub use peers::{Asking, PeerAnswer, PeerHandle, PeerOpener, RegisteredPeer, TooManyPeers};
