@@ -490,7 +490,8 @@ mod tests {
             links: 2,
             live,
         };
-        let following = tokio::spawn(count.follow(Arc::clone(&router)));
+        let tasks = Tasks::new(1);
+        tasks.spawn_always("peer-count", count.follow(Arc::clone(&router)));
         let join = |name: &str| {
             let id = ServerId::new(name);
             let series = ServerMetrics::new(&["default"])
@@ -518,6 +519,5 @@ mod tests {
         peers.pop();
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert_eq!(*told.borrow(), None);
-        following.abort();
     }
 }

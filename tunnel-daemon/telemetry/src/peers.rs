@@ -41,10 +41,12 @@ families! {
     }
 }
 
+type LivePeers = HashMap<(Arc<str>, PeerDirection), Weak<PeerSeries>>;
+
 /// The series of all peers.
 pub(super) struct PeerMetrics {
     families: PeerFamilies,
-    live: Mutex<HashMap<(Arc<str>, PeerDirection), Weak<PeerSeries>>>,
+    live: Mutex<LivePeers>,
 }
 
 /// The series of one peer in one direction; they end with the last user.
@@ -126,7 +128,7 @@ impl PeerMetrics {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Arc<str>, PeerDirection), Weak<PeerSeries>>> {
+    fn lock(&self) -> MutexGuard<'_, LivePeers> {
         // Nothing panics while this is held.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }

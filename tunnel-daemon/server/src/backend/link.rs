@@ -40,16 +40,15 @@ pub(super) enum Claims {
     Unverified,
 }
 
-/// Runs a link until its stream ends; then it is removed from the router.
+/// Runs a link until its stream ends; then it is removed from the router. `announcer`: the other end is a server.
 pub(super) async fn run_link(
     router: Arc<Router>,
     entered: RegisteredLink,
-    claims: Claims,
+    (claims, announcer): (Claims, Option<Announcer>),
     streams: LinkStreams,
     settings: LinkSettings,
     (budget, source): (Arc<ProcessBudget>, Arc<str>),
     metrics: ServerMetrics,
-    announcer: Option<Announcer>,
 ) -> LinkExit {
     let RegisteredLink {
         handle,

@@ -460,22 +460,21 @@ impl Backend {
             recv: body,
             withhold_bytes: withhold as usize,
         };
+        let claims = if self.settings.grants.is_open() {
+            Claims::Unverified
+        } else {
+            Claims::Granted
+        };
+        let peers = self.settings.peers.as_ref();
+        let announcer = peers.map(|peers| Announcer::new(&peers.announcements));
         let link = run_link(
             Arc::clone(&self.router),
             entered,
-            if self.settings.grants.is_open() {
-                Claims::Unverified
-            } else {
-                Claims::Granted
-            },
+            (claims, announcer),
             streams,
             self.settings.link,
             (Arc::clone(&self.budget), source.name()),
             self.metrics.clone(),
-            self.settings
-                .peers
-                .as_ref()
-                .map(|peers| Announcer::new(&peers.announcements)),
         );
         let links = who.links.clone();
         Some(async move {
