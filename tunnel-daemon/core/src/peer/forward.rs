@@ -110,7 +110,7 @@ impl Forward {
             let length = bytes.try_get_u16().map_err(|_short| invalid.clone())?;
             let (value, rest) = bytes
                 .split_at_checked(length.into())
-                .ok_or(invalid.clone())?;
+                .ok_or_else(|| invalid.clone())?;
             bytes = rest;
             match kind {
                 TENANT if value != DEFAULT_TENANT => return Err(ForwardError::Tenant),
