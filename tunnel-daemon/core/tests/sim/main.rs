@@ -108,6 +108,8 @@ fn dials_are_opened_once_and_counted_once_while_agents_fall_silent() {
     }
 }
 
+/// Mutations caught: `scope` searches agents here through all strategies first (`check_scope`); `pick_local` chooses a peer, and
+/// no check of the owner of a hedge (`ask_local`); `choose` asks peers before agents here (`check_pick`).
 #[test]
 fn forwarded_dials_reach_the_right_agent_once_wherever_agents_move() {
     let (seeds, enough) = seeds(PEER_SEEDS);

@@ -264,7 +264,7 @@ fn the_owner_of_a_key_is_known_while_all_peers_agree() {
     assert_eq!(world.0.peers.remains(), [0, 0, 0]);
 }
 
-/// Fails if networks of peers are looked at only where there is none here, or the reverse.
+/// Mutation caught: networks of peers are looked at only where no agent here has a network.
 #[test]
 fn the_longest_network_wins_wherever_it_is() {
     let mut world = World::new("destCIDR");
@@ -292,7 +292,8 @@ fn the_longest_network_wins_wherever_it_is() {
     assert_eq!(world.choices_without("10.2.0.1", &[1]), [PEER + 1]);
 }
 
-/// Fails if agents here are searched through all strategies before peers are: the address may be another machine there.
+/// Mutation caught: `scope` searches agents here through all strategies before it looks at peers. The address may be another
+/// machine under the later strategy.
 #[test]
 fn a_peers_match_under_an_earlier_strategy_goes_before_a_local_match_under_a_later_one() {
     let mut world = World::new("destHost,destCIDR,defaultRoute,default");
@@ -309,6 +310,7 @@ fn a_peers_match_under_an_earlier_strategy_goes_before_a_local_match_under_a_lat
     assert_eq!(world.choices_without("10.0.0.7", &[PEER]), []);
 }
 
+/// Mutation caught: `choose` asks peers before agents here of the same phase.
 #[test]
 fn agents_here_come_first_then_peers_of_the_zone_then_other_peers() {
     let mut world = World::new("default");
@@ -391,7 +393,7 @@ fn without_the_peers_that_have_no_such_agent_the_next_key_counts() {
     );
 }
 
-/// Fails if a forwarded dial is chosen for as a client's is: it would go on to a third server.
+/// Mutation caught: `pick_local` chooses as `pick` does. The dial would go on to a third server.
 #[test]
 fn a_forwarded_dial_is_never_sent_to_a_peer() {
     let mut world = World::new("destHost,default");
@@ -411,7 +413,7 @@ fn a_forwarded_dial_is_never_sent_to_a_peer() {
     }
 }
 
-/// Fails if an attempt after the first may go to any owner: the other one merely claims the host.
+/// Mutation caught: `owned` accepts any owner, so a hedge reaches an agent that merely claims the host.
 #[test]
 fn another_attempt_stays_with_the_owner_of_the_first() {
     let mut world = World::new("destHost,default");
