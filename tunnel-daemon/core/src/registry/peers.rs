@@ -22,6 +22,9 @@ use crate::session::Moment;
 pub const PEER_KEYS_MAX: usize = 1 << 17;
 /// Most keys of all peers together: about 40 MiB.
 const ALL_KEYS_MAX: usize = 1 << 19;
+/// Most keys whose owners are kept peer by peer: 16 MiB with all peers. Beyond, such a key stays without an owner, so its dials
+/// are not hedged.
+const MIXED_KEYS_MAX: usize = 1 << 14;
 
 /// What a server says of one of its keys.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -57,6 +60,7 @@ struct Peer {
 struct Entry {
     holders: u64,
     draining: u64,
+    /// 0 if the peers say different owners, or if all of them say 0.
     owner: u64,
     strategy: Strategy,
     /// Of a network: whether it is of IPv6, and its prefix length.
@@ -68,6 +72,8 @@ struct Entry {
 pub(super) struct Peers {
     slots: Vec<Option<Peer>>,
     entries: HashMap<u64, Entry>,
+    /// What each peer says of the owner, by slot: of keys about which peers differ.
+    mixed: HashMap<u64, Vec<(usize, u64)>>,
     hasher: RandomState,
     /// Number of networks by prefix length.
     v4_lengths: BTreeMap<u8, usize>,
@@ -113,6 +119,16 @@ impl Peers {
             .rev()
             .filter_map(|length| Some(IpNet::new(ip, *length).ok()?.trunc()))
             .find(|net| self.has(&Key::Net(*net), except))
+    }
+
+    /// Number of prefix lengths, and of keys with owners by peer.
+    #[cfg(test)]
+    pub(super) fn remains(&self) -> [usize; 3] {
+        [
+            self.v4_lengths.len(),
+            self.v6_lengths.len(),
+            self.mixed.len(),
+        ]
     }
 
     /// A peer of this stage that has the key: of this server's zone if there is one, chosen by `draw`.
@@ -188,13 +204,10 @@ impl Peers {
         let draining = if said.draining { bit } else { 0 };
         match known {
             Some(entry) => {
-                let others = entry.holders & !bit != 0;
-                entry.owner = match said.owner {
-                    owner if !others || owner == entry.owner => owner,
-                    _ => 0,
-                };
+                let others = entry.holders & !bit;
                 entry.holders |= bit;
                 entry.draining = entry.draining & !bit | draining;
+                self.set_owner(hash, slot, others, said.owner);
             }
             None => {
                 let length = match key {
@@ -215,6 +228,44 @@ impl Peers {
         Ok(())
     }
 
+    /// A peer says who owns the agents of a key that is known; `others`: the other peers that have the key.
+    fn set_owner(&mut self, hash: u64, slot: usize, others: u64, owner: u64) {
+        let Some(entry) = self.entries.get_mut(&hash) else {
+            return;
+        };
+        if let Some(owners) = self.mixed.get_mut(&hash) {
+            owners.retain(|(other, _)| *other != slot);
+            owners.push((slot, owner));
+            if let Some(owner) = common(owners) {
+                self.mixed.remove(&hash);
+                entry.owner = owner;
+            }
+        } else if others == 0 || owner == entry.owner {
+            entry.owner = owner;
+        } else {
+            let before = std::mem::take(&mut entry.owner);
+            if self.mixed.len() < MIXED_KEYS_MAX {
+                let others = (0..PEERS_MAX).filter(|other| others & 1 << other != 0);
+                let owners = others.map(|other| (other, before)).chain([(slot, owner)]);
+                self.mixed.insert(hash, owners.collect());
+            }
+        }
+    }
+
+    /// A peer no longer says who owns the agents of a key.
+    fn unset_owner(&mut self, hash: u64, slot: usize) {
+        let Some(owners) = self.mixed.get_mut(&hash) else {
+            return;
+        };
+        owners.retain(|(other, _)| *other != slot);
+        if let Some(owner) = common(owners) {
+            self.mixed.remove(&hash);
+            if let Some(entry) = self.entries.get_mut(&hash) {
+                entry.owner = owner;
+            }
+        }
+    }
+
     fn unset(&mut self, slot: usize, key: &Key) {
         let (hash, bit) = (self.hasher.hash_one(key), 1 << slot);
         let Some(entry) = self.entries.get_mut(&hash) else {
@@ -229,6 +280,7 @@ impl Peers {
         if let Some(peer) = self.slots.get_mut(slot).and_then(Option::as_mut) {
             peer.keys -= 1;
         }
+        self.unset_owner(hash, slot);
         if is_over {
             self.entries.remove(&hash);
             self.uncount_length(length);
@@ -237,6 +289,10 @@ impl Peers {
 
     fn remove(&mut self, slot: usize) {
         let bit = 1 << slot;
+        let mixed: Vec<u64> = self.mixed.keys().copied().collect();
+        for hash in mixed {
+            self.unset_owner(hash, slot);
+        }
         let mut over = Vec::new();
         self.entries.retain(|_, entry| {
             entry.holders &= !bit;
@@ -257,6 +313,13 @@ impl Peers {
             *place = None;
         }
     }
+}
+
+/// The owner that all peers say; 0 without peers. `None`: they differ.
+fn common(owners: &[(usize, u64)]) -> Option<u64> {
+    let mut owners = owners.iter().map(|(_, owner)| *owner);
+    let first = owners.next().unwrap_or(0);
+    owners.all(|other| other == first).then_some(first)
 }
 
 /// Sets or clears a bit.

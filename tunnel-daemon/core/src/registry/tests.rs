@@ -1,6 +1,7 @@
 //! Tests of the registry: the strategies' rules, draining, identity, and the index itself.
 
 mod history;
+mod peers;
 mod zones;
 
 use std::collections::{BTreeMap, BTreeSet};

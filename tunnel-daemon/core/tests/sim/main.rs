@@ -1,4 +1,4 @@
-//! Simulation of links and lanes: servers, agents, endpoints and faults in one thread, with simulated time.
+//! Simulation of links, lanes and peers: servers, agents, endpoints and faults in one thread, with simulated time.
 //!
 //! A seed determines a whole world. `ADIT_SIM_SEED=n` replays one seed, `ADIT_SIM_SEEDS=n` runs `n` seeds.
 #![expect(
@@ -11,6 +11,7 @@ mod endpoint;
 mod failover;
 mod lanes;
 mod ledger;
+mod peers;
 mod pipe;
 mod record;
 mod rng;
@@ -21,12 +22,14 @@ use std::time::Duration;
 
 use failover::{FailoverWorld, Shown};
 use lanes::{Coverage, LaneWorld};
+use peers::{PeerWorld, Seen};
 use record::Tally;
 use world::World;
 
 const SEEDS: u64 = 3_000;
 const LANE_SEEDS: u64 = 1_000;
 const FAILOVER_SEEDS: u64 = 120;
+const PEER_SEEDS: u64 = 1_000;
 /// Minimum of the simulated time of all seeds together.
 const SIMULATED_LEAST: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -102,5 +105,23 @@ fn dials_are_opened_once_and_counted_once_while_agents_fall_silent() {
     if enough {
         shown.check();
         assert!(simulated >= SIMULATED_LEAST / 4, "only {simulated:?}");
+    }
+}
+
+/// Mutations caught: `scope` searches agents here through all strategies first (`check_scope`); `pick_local` chooses a peer, and
+/// no check of the owner of a hedge (`ask_local`); `choose` asks peers before agents here (`check_pick`).
+#[test]
+fn forwarded_dials_reach_the_right_agent_once_wherever_agents_move() {
+    let (seeds, enough) = seeds(PEER_SEEDS);
+    let (mut seen, mut simulated) = (Seen::default(), Duration::ZERO);
+    for seed in seeds {
+        let _named = Seed(seed);
+        let mut world = PeerWorld::new(seed);
+        seen.add(world.live());
+        simulated += world.simulated();
+    }
+    if enough {
+        seen.check();
+        assert!(simulated >= SIMULATED_LEAST, "only {simulated:?}");
     }
 }
