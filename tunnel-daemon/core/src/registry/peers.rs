@@ -101,14 +101,19 @@ impl Peers {
         self.entries.get(&self.hasher.hash_one(key))
     }
 
-    /// Whether a peer other than those in `except` has the key.
-    pub(super) fn has(&self, key: &Key, except: &[LinkId]) -> bool {
+    /// Whether a peer has the key, other than those that have said of this key that they have not.
+    pub(super) fn has(&self, key: &Key, not_here: &[(LinkId, Scope)]) -> bool {
         let entry = self.entry(key);
-        entry.is_some_and(|entry| entry.holders & !self.bits(except) != 0)
+        entry.is_some_and(|entry| {
+            let of_key = not_here.iter().filter(|(_, scope)| scope.0 == *key);
+            let slots = of_key.filter_map(|(link, _)| self.slot(*link));
+            let without = slots.fold(0, |bits, slot| bits | 1 << slot);
+            entry.holders & !without != 0
+        })
     }
 
-    /// The longest network around `ip` that a peer other than those in `except` has.
-    pub(super) fn longest_around(&self, ip: IpAddr, except: &[LinkId]) -> Option<IpNet> {
+    /// The longest network around `ip` that a peer has, as [`Self::has`].
+    pub(super) fn longest_around(&self, ip: IpAddr, not_here: &[(LinkId, Scope)]) -> Option<IpNet> {
         let lengths = if ip.is_ipv4() {
             &self.v4_lengths
         } else {
@@ -118,7 +123,7 @@ impl Peers {
             .keys()
             .rev()
             .filter_map(|length| Some(IpNet::new(ip, *length).ok()?.trunc()))
-            .find(|net| self.has(&Key::Net(*net), except))
+            .find(|net| self.has(&Key::Net(*net), not_here))
     }
 
     /// Number of prefix lengths, and of keys with owners by peer.

@@ -70,9 +70,14 @@ impl Registry {
         self.scope_without(host, now, &[])
     }
 
-    /// As [`Self::scope`], without the keys of the peers in `not_here`, which have just said that they have no such agent.
+    /// As [`Self::scope`], without the keys of peers in `not_here`, which have just said that they have no such agent.
     #[must_use]
-    pub fn scope_without(&self, host: &Host, now: Moment, not_here: &[LinkId]) -> Option<Scope> {
+    pub fn scope_without(
+        &self,
+        host: &Host,
+        now: Moment,
+        not_here: &[(LinkId, Scope)],
+    ) -> Option<Scope> {
         let known = |key| self.known(key, now, not_here);
         let key = self.strategies.iter().find_map(|strategy| match strategy {
             Strategy::Default => known(Key::Any),
@@ -96,7 +101,7 @@ impl Registry {
         key.map(Scope)
     }
 
-    fn known(&self, key: Key, now: Moment, not_here: &[LinkId]) -> Option<Key> {
+    fn known(&self, key: Key, now: Moment, not_here: &[(LinkId, Scope)]) -> Option<Key> {
         let has_links = self.pool(&key).is_some_and(|pool| !pool.is_empty());
         let has_peers = || self.peers.has(&key, not_here);
         (has_links || self.is_remembered(&key, now) || has_peers()).then_some(key)

@@ -237,6 +237,7 @@ impl Router {
             tried: Vec::new(),
             not_here: Vec::new(),
             unasked: Vec::new(),
+            first: None,
             replaced: None,
         };
         let dialing = dialing.run();
@@ -549,10 +550,13 @@ struct Dialing<'a> {
     handles: Vec<Candidate>,
     /// Ids of their links.
     tried: Vec<LinkId>,
-    /// Peers that had no agent under the key.
-    not_here: Vec<LinkId>,
+    /// Peers that had no agent under a key.
+    not_here: Vec<(LinkId, Scope)>,
     /// Peers that have asked nobody.
     unasked: Vec<LinkId>,
+    /// Whose agents the first attempt may have asked, as a hash, and by which link: peers may say something else of the key later.
+    /// An unknown owner is `None`.
+    first: Option<(LinkId, Option<u64>)>,
     /// The older link that was asked because its agent's newest link was provisional.
     replaced: Option<LinkId>,
 }
@@ -628,6 +632,19 @@ impl Dialing<'_> {
             Candidate::Peer(peer) => self.asked.add(&AgentId::new(peer.server.as_str()), None),
         };
         let id = candidate.id();
+        // Asked before, under another key.
+        self.unasked.retain(|other| *other != id);
+        if self.first().is_none() {
+            let owner = match &candidate {
+                Candidate::Agent(agent) => {
+                    Some(owner_hash(agent.info.identity.owner().map(AsRef::as_ref)))
+                }
+                Candidate::Peer(_) => {
+                    router.with_registry(|registry| registry.peer_owner(&self.scope))
+                }
+            };
+            self.first = Some((id, owner));
+        }
         self.attempts.begin(id, reason, now);
         self.tried.push(id);
         self.handles.push(candidate.clone());
@@ -640,7 +657,8 @@ impl Dialing<'_> {
     /// When the key was that of peers alone, and all of them have said that they have no such agent any more, the dial is as good
     /// as new: nobody was asked, and the next key counts.
     fn find_elsewhere(&mut self, reason: Reason) -> Option<(Candidate, bool)> {
-        if self.not_here.is_empty() || self.not_here.len() < self.tried.len() {
+        let mut asked = self.handles.iter();
+        if self.not_here.is_empty() || asked.any(|it| !self.unasked.contains(&it.id())) {
             return None;
         }
         let (router, not_here) = (self.router, &self.not_here);
@@ -650,6 +668,9 @@ impl Dialing<'_> {
             return None;
         }
         self.scope = scope;
+        // A peer without an agent under one key may have one under the next.
+        self.tried
+            .retain(|tried| !not_here.iter().any(|(peer, _)| peer == tried));
         self.find(reason)
     }
 
@@ -659,22 +680,14 @@ impl Dialing<'_> {
         let heard = matches!(reason, Reason::Slow | Reason::Silent);
         // Links to skip in this search; a later search may try them.
         let mut passed = self.tried.clone();
-        let mut asked = self.handles.iter();
-        let first = asked.find(|candidate| !self.unasked.contains(&candidate.id()));
+        let first = self.first();
         loop {
             let draw = rand::random();
             let link = router.with_registry(|registry| match first {
                 None => registry.pick(&self.scope, draw, &passed),
-                Some(Candidate::Agent(first)) => {
-                    let owner = first.info.identity.owner().map(AsRef::as_ref);
-                    registry.pick_again(&self.scope, owner, heard, draw, &passed)
-                }
-                Some(Candidate::Peer(_)) => {
-                    let owner = registry.peer_owner(&self.scope);
-                    if owner.is_none() && registry.is_claim(&self.scope) {
-                        // Whose agent the peer has asked is not known.
-                        return None;
-                    }
+                // Whose agent a peer has asked is not known.
+                Some(None) if registry.is_claim(&self.scope) => None,
+                Some(owner) => {
                     let is_owner = |other: Option<&str>| Some(owner_hash(other)) == owner;
                     registry.pick_owned(&self.scope, &is_owner, heard, draw, &passed)
                 }
@@ -695,31 +708,25 @@ impl Dialing<'_> {
         }
     }
 
+    /// The owner of the first attempt that may have asked somebody; `None` before it.
+    fn first(&self) -> Option<Option<u64>> {
+        let (link, owner) = self.first?;
+        (!self.unasked.contains(&link)).then_some(owner)
+    }
+
     /// What a peer is told of this dial.
     fn forward(&self, candidate: &Candidate) -> Option<Forward> {
         let Candidate::Peer(peer) = candidate else {
             return None;
         };
-        let owner = self.router.with_registry(|registry| {
-            registry.is_claim(&self.scope).then(|| {
-                let others = self.handles.iter().filter(|other| other.id() != peer.id);
-                let agents = others.filter_map(|other| match other {
-                    Candidate::Agent(agent) => Some(agent),
-                    Candidate::Peer(_) => None,
-                });
-                match agents.into_iter().next() {
-                    Some(first) => {
-                        let owner = first.info.identity.owner().map(AsRef::as_ref);
-                        Some(owner_hash(owner))
-                    }
-                    None => registry.peer_owner(&self.scope),
-                }
-            })
-        });
+        let is_first = self.first.is_none_or(|(first, _)| first == peer.id);
+        let owner = self.first().flatten().filter(|_| !is_first);
+        let is_claim = |registry: &Registry| registry.is_claim(&self.scope);
+        let owner = owner.filter(|_| self.router.with_registry(is_claim));
         Some(Forward {
             scope: self.scope.clone(),
             time_left: time_left(self.deadline, moment()),
-            owner: owner.flatten(),
+            owner,
             dial: self.wanted.dial,
             client: String::new(),
         })
@@ -740,7 +747,7 @@ impl Dialing<'_> {
         {
             self.unasked.push(id);
             if cancelled.failure == DialFailure::NoAgent {
-                self.not_here.push(id);
+                self.not_here.push((id, self.scope.clone()));
             }
         }
         if let DialFailure::Target(_) = cancelled.failure {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use ipnet::IpNet;
 
@@ -71,7 +72,9 @@ impl World {
     }
 
     fn scope_without(&self, host: &str, not_here: &[u64]) -> Option<Scope> {
-        let not_here: Vec<LinkId> = not_here.iter().copied().map(LinkId).collect();
+        let key = scope(&format!("host={host}"));
+        let said = not_here.iter().map(|link| (LinkId(*link), key.clone()));
+        let not_here: Vec<(LinkId, Scope)> = said.collect();
         let host = Host::parse(host);
         self.0.scope_without(&host, Moment::default(), &not_here)
     }
@@ -382,7 +385,8 @@ fn without_the_peers_that_have_no_such_agent_the_next_key_counts() {
     assert_eq!(without(&[PEER]), Some(scope("host=10.1.0.7")));
     assert_eq!(without(&[PEER + 1]), Some(scope("host=10.1.0.7")));
     let both = [PEER, PEER + 1];
-    assert_eq!(without(&both), Some(scope("cidr=10.0.0.0/8")));
+    // Of the peer's other keys that says nothing.
+    assert_eq!(without(&both), Some(scope("cidr=10.1.0.0/16")));
     // A peer that is unknown takes nobody else's keys away.
     assert_eq!(without(&[PEER + 9]), Some(scope("host=10.1.0.7")));
     // An agent here keeps its key, whatever peers say.
@@ -441,10 +445,10 @@ fn another_attempt_stays_with_the_owner_of_the_first() {
 }
 
 #[test]
-fn only_keys_of_agents_here_that_take_dials_are_announced() {
+fn keys_of_agents_here_are_announced_also_those_that_are_silent() {
     let mut world = World::new("destHost,destCIDR,defaultRoute,default");
     let hash = |principal: Option<&str>| principal.map_or(9, |name| name.len() as u64);
-    let announced = |world: &World| world.0.announced(hash);
+    let announced = |world: &World| world.0.announced(Moment::default(), hash);
     world.peer(PEER, &["host=away", ""]);
     assert_eq!(announced(&world), [], "not those of peers");
     world.agent(1, "host=a&cidr=10.0.0.0/8", "p");
@@ -467,9 +471,18 @@ fn only_keys_of_agents_here_that_take_dials_are_announced() {
         let keys = announced(world);
         keys.iter().any(|(announced, _)| *announced == scope(key))
     };
-    assert!(!announces(&world, "default-route=true"));
+    // Without it dials would go to the next key, which may be another machine's.
+    assert!(announces(&world, "default-route=true"));
     world.0.remove(LinkId(2), Moment::default());
-    assert!(!announces(&world, "default-route=true"), "only remembered");
+    assert!(announces(&world, "default-route=true"), "remembered");
+    let later = world
+        .0
+        .announced(Moment::default().after(Duration::from_secs(60)), hash);
+    assert!(
+        !later
+            .iter()
+            .any(|(key, _)| *key == scope("default-route=true"))
+    );
     assert!(announced(&world).contains(&key("host=a", 1, false)));
 }
 
@@ -492,7 +505,7 @@ fn a_peer_stands_in_for_an_agent_that_fell_silent_here() {
     world.peer(PEER, &["host=h"]);
     assert_eq!(world.choices("h"), [PEER]);
     assert!(world.0.has_local(&scope("")) && !world.0.has_local(&scope("host=h")));
-    assert!(!world.0.a_peer_has_any_agent());
+    assert!(!world.0.a_peer_serves(Strategy::Default));
     world.says(PEER, "", ready(0));
-    assert!(world.0.a_peer_has_any_agent());
+    assert!(world.0.a_peer_serves(Strategy::Default));
 }

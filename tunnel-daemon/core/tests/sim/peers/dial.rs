@@ -44,7 +44,7 @@ pub(super) struct SimDial {
     pub(super) scope: Scope,
     attempts: Attempts,
     pub(super) tried: Vec<Tried>,
-    not_here: Vec<LinkId>,
+    not_here: Vec<(LinkId, Scope)>,
     deadline: Moment,
     until: Option<Moment>,
     pub(super) listens: bool,
@@ -168,7 +168,11 @@ impl PeerWorld {
     fn first_owner(&self, at: usize) -> Option<Option<u64>> {
         let dial = &self.dials[at];
         let mut tried = dial.tried.iter();
-        let first = tried.find(|tried| !dial.not_here.contains(&tried.link))?;
+        let first = tried.find(|tried| {
+            let is_it =
+                |(peer, scope): &(LinkId, Scope)| *peer == tried.link && *scope == dial.scope;
+            !dial.not_here.iter().any(is_it)
+        })?;
         Some(first.owner)
     }
 
@@ -206,7 +210,12 @@ impl PeerWorld {
 
     fn find_elsewhere(&mut self, at: usize, reason: Reason) -> Option<LinkId> {
         let dial = &self.dials[at];
-        if dial.not_here.is_empty() || dial.not_here.len() < dial.tried.len() {
+        let is_elsewhere = |tried: &Tried| {
+            let is_it =
+                |(peer, scope): &(LinkId, Scope)| *peer == tried.link && *scope == dial.scope;
+            dial.not_here.iter().any(is_it)
+        };
+        if dial.tried.is_empty() || !dial.tried.iter().all(is_elsewhere) {
             return None;
         }
         let registry = &self.servers[dial.server].registry;
@@ -215,7 +224,10 @@ impl PeerWorld {
             return None;
         }
         self.seen.next_key += 1;
-        self.dials[at].scope = scope;
+        let dial = &mut self.dials[at];
+        dial.scope = scope;
+        // A peer without an agent under one key may have one under the next.
+        dial.tried.clear();
         self.find(at, reason)
     }
 
@@ -367,7 +379,10 @@ impl PeerWorld {
         let (now, is_silent) = (self.now, self.is_silent(link));
         let dial = &mut self.dials[at];
         let tried = dial.tried.iter_mut().find(|tried| tried.link == link);
-        let tried = tried.unwrap();
+        // The dial has gone on to another key, for which it may ask the same peer again.
+        let Some(tried) = tried else {
+            return;
+        };
         if !std::mem::take(&mut tried.is_running) {
             return;
         }
@@ -389,7 +404,7 @@ impl PeerWorld {
         }
         if tried.is_peer && cancelled.failure == DialFailure::NoAgent {
             tried.answers.answered(asked, now);
-            dial.not_here.push(link);
+            dial.not_here.push((link, dial.scope.clone()));
             self.seen.not_here += 1;
         }
         let step = dial.attempts.ended(link, cancelled, is_silent, now);

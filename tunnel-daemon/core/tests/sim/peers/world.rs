@@ -482,7 +482,7 @@ impl PeerWorld {
         let all: Vec<_> = self
             .servers
             .iter()
-            .map(|server| server.registry.announced(hash))
+            .map(|server| server.registry.announced(self.now, hash))
             .collect();
         let ids: Vec<LinkId> = self.peers.keys().copied().collect();
         for id in ids {
