@@ -16,6 +16,7 @@ mod components;
 mod credentials;
 mod crowds;
 mod fleet;
+mod hidden_server;
 mod inside;
 mod jwt;
 mod kubectl;

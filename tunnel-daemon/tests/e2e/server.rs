@@ -1,6 +1,8 @@
 //! Servers and agents of a cluster, started as installations start them.
 
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use adit_testkit::http;
@@ -56,6 +58,29 @@ impl Cluster {
             ),
         };
         self.run_server(called, &program, &args, ports)
+    }
+
+    /// Our server with upstream's flags and tokens, and our own settings by environment.
+    pub(crate) fn server_set(
+        &self,
+        ports: [u16; 3],
+        flags: &[String],
+        settings: &[(&str, String)],
+    ) -> Server {
+        let mut args = self.server_args(ports);
+        args.extend(self.token_args());
+        args.extend_from_slice(flags);
+        let set = settings
+            .iter()
+            .map(|(name, value)| format!("{name}='{value}'"));
+        let set: Vec<String> = set.collect();
+        let (set, program) = (set.join(" "), self.adit_as("proxy-server"));
+        let script = self.path(&format!("proxy-server-{}", ports[0]));
+        let text = format!("#!/bin/sh\n{set} exec '{}' \"$@\"\n", program.display());
+        fs::write(&script, text).expect("a file");
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(&script, mode).expect("it is ours");
+        self.run_server("proxy-server", &script, &args, ports)
     }
 
     /// Our server with native flags and tokens, at these ports.
@@ -220,7 +245,7 @@ impl Server {
     }
 
     pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(&self.log).expect("a log")
+        fs::read_to_string(&self.log).expect("a log")
     }
 }
 
