@@ -266,6 +266,7 @@ pub(crate) fn client_tls(
 ) -> Result<Arc<ReloadableClientTls>, TlsError> {
     let identity = files.identity.as_ref();
     Reloadable::load(ClientTls {
+        crl: None,
         ca: files.ca_cert.clone(),
         identity: identity.map(|pair| (pair.cert.clone(), pair.key.clone())),
         policy,

@@ -221,6 +221,7 @@ impl Parts<'_> {
         let ca = ca.context("--peer-ca-cert is missing")?;
         let tls = Reloadable::load(ClientTls {
             ca,
+            crl: peers.crl.clone(),
             identity: Some((peers.tls.cert.clone(), peers.tls.key.clone())),
             policy: self.plan.tls.clone(),
             alpn: peer_alpn(),

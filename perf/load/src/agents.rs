@@ -99,6 +99,7 @@ impl Agents {
         let certs = certs.context("say with --certs where the certificates are")?;
         let resolver: Arc<dyn Resolve> = Arc::new(SystemResolver::new()?);
         let tls = Reloadable::load(ClientTls {
+            crl: None,
             ca: certs.join("ca.pem"),
             identity: (!port.tokens).then(|| (certs.join("agent.pem"), certs.join("agent.key"))),
             policy: TlsPolicy::default(),

@@ -46,6 +46,7 @@ impl Frontend {
         let [grpc, connect] = ["grpc.sock", "http-connect.sock"].map(|name| folder.file(name));
         let channel = grpc_client::connect(grpc.as_ref()).await;
         let tls = Reloadable::load(ClientTls {
+            crl: None,
             ca: folder.file("ca.crt").into(),
             identity: Some((
                 folder.file("client.crt").into(),

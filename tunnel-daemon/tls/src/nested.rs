@@ -87,7 +87,7 @@ impl SystemTrust {
             .with_protocol_versions(versions(policy))
             .map_err(refused)?
             .dangerous()
-            .with_custom_certificate_verifier(verifier::of_servers(roots, &provider)?)
+            .with_custom_certificate_verifier(verifier::of_servers(roots, Vec::new(), &provider)?)
             .with_no_client_auth();
         Ok(Self(Arc::new(config)))
     }

@@ -156,6 +156,8 @@ pub struct ServerTls {
 pub struct ClientTls {
     /// The server's certificate is verified against this bundle.
     pub ca: PathBuf,
+    /// Revocation lists of that bundle's CAs.
+    pub crl: Option<PathBuf>,
     /// Own certificate chain and its key, sent when the server asks.
     pub identity: Option<(PathBuf, PathBuf)>,
     /// Versions and suites; upstream's agent always has the default.
@@ -239,19 +241,26 @@ impl ServerTls {
         };
         let (path, bytes) = files.pair(ca)?;
         let roots = ca::parse_bundle(path, bytes)?;
-        let lists = match &self.client_crl {
-            Some(crl) => {
-                let (path, bytes) = files.pair(crl)?;
-                let crl::RevocationLists { lists, flaws } = crl::parse(path, bytes, &roots)?;
-                for flaw in flaws {
-                    tracing::warn!(file = %path.display(), "revocation lists: {flaw}");
-                }
-                lists
-            }
-            None => Vec::new(),
-        };
+        let lists = revocation_lists(self.client_crl.as_deref(), files, &roots)?;
         verifier::of_clients(roots, lists, self.client_may_be_anonymous, provider).map(Some)
     }
+}
+
+/// The lists of a file, if there is one; flaws of the file are logged.
+fn revocation_lists(
+    crl: Option<&Path>,
+    files: &TlsFiles,
+    roots: &rustls::RootCertStore,
+) -> Result<Vec<rustls_pki_types::CertificateRevocationListDer<'static>>, TlsError> {
+    let Some(crl) = crl else {
+        return Ok(Vec::new());
+    };
+    let (path, bytes) = files.pair(crl)?;
+    let crl::RevocationLists { lists, flaws } = crl::parse(path, bytes, roots)?;
+    for flaw in flaws {
+        tracing::warn!(file = %path.display(), "revocation lists: {flaw}");
+    }
+    Ok(lists)
 }
 
 impl TlsSpec for ClientTls {
@@ -265,6 +274,7 @@ impl TlsSpec for ClientTls {
         let pair = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
         [&self.ca]
             .into_iter()
+            .chain(&self.crl)
             .chain(pair)
             .map(PathBuf::as_path)
             .collect()
@@ -274,12 +284,13 @@ impl TlsSpec for ClientTls {
         let provider = provider(&self.policy);
         let (ca_path, ca_bytes) = files.pair(&self.ca)?;
         let roots = ca::parse_bundle(ca_path, ca_bytes)?;
+        let lists = revocation_lists(self.crl.as_deref(), files, &roots)?;
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(&self.policy))
             .map_err(refused)?
             // As rustls verifies, with one more usage accepted.
             .dangerous()
-            .with_custom_certificate_verifier(verifier::of_servers(roots, &provider)?);
+            .with_custom_certificate_verifier(verifier::of_servers(roots, lists, &provider)?);
         let mut config = match &self.identity {
             Some((cert, key)) => {
                 let (cert, key) = (files.pair(cert)?, files.pair(key)?);

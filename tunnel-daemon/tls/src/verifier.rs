@@ -36,24 +36,27 @@ const SERVER_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5,
 /// `id-kp-clientAuth`, 1.3.6.1.5.5.7.3.2.
 const CLIENT_AUTH: KeyPurposeId<'static> = KeyPurposeId::new(&[0x2b, 6, 1, 5, 5, 7, 3, 2]);
 
-/// Verifier of servers, by the CAs of `roots`.
+/// Verifier of servers, by the CAs of `roots`. `lists`: as for [`of_clients`].
 ///
 /// # Errors
 /// The library refused, as for `roots` without a CA.
 pub(super) fn of_servers(
     roots: RootCertStore,
+    lists: Vec<CertificateRevocationListDer<'static>>,
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ServerCertVerifier>, TlsError> {
     let roots = Arc::new(roots);
+    let parsed = parsed(&lists)?;
     let strict =
         WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider))
+            .with_crls(lists)
             .build()
             .map_err(refused)?;
     let any = AnyUsage {
         needed: (SERVER_AUTH, KeyUsage::server_auth()),
         algorithms: provider.signature_verification_algorithms.all,
         roots,
-        lists: Vec::new(),
+        lists: parsed,
     };
     Ok(Arc::new(WithAnyUsage { strict, any }))
 }
@@ -70,11 +73,7 @@ pub(super) fn of_clients(
     provider: &Arc<CryptoProvider>,
 ) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let roots = Arc::new(roots);
-    let parsed = lists
-        .iter()
-        .map(|list| OwnedCertRevocationList::from_der(list).map(CertRevocationList::from))
-        .collect::<Result<_, _>>()
-        .map_err(refused)?;
+    let parsed = parsed(&lists)?;
     let mut strict =
         WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(provider))
             .with_crls(lists);
@@ -89,6 +88,16 @@ pub(super) fn of_clients(
     };
     let strict = strict.build().map_err(refused)?;
     Ok(Arc::new(WithAnyUsage { strict, any }))
+}
+
+fn parsed(
+    lists: &[CertificateRevocationListDer<'_>],
+) -> Result<Vec<CertRevocationList<'static>>, TlsError> {
+    let lists = lists.iter();
+    lists
+        .map(|list| OwnedCertRevocationList::from_der(list).map(CertRevocationList::from))
+        .collect::<Result<_, _>>()
+        .map_err(refused)
 }
 
 /// The second verification, of chains that rustls has refused for their usage.

@@ -55,6 +55,7 @@ fn certificates() -> ThrowawayFiles {
 
 fn connector(files: &ThrowawayFiles, book: Book) -> ServerConnector {
     let tls = ClientTls {
+        crl: None,
         ca: files.ca_file(),
         identity: None,
         policy: TlsPolicy::default(),

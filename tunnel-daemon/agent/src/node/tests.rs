@@ -33,6 +33,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn proxy() -> (Arc<NodeProxy>, AgentMetrics) {
     let files = ThrowawayFiles::create(&["server.test".to_owned()]).expect("certificates");
     let tls = Reloadable::load(ClientTls {
+        crl: None,
         ca: files.ca_file(),
         identity: None,
         policy: TlsPolicy::default(),

@@ -45,6 +45,7 @@ impl Resolve for Names {
 fn agent(names: Names, server: SocketAddr, proxy: ForwardProxy) -> (Servers, AgentMetrics, Tasks) {
     let files = ThrowawayFiles::create(&["server.test".to_owned()]).expect("certificates");
     let tls = Reloadable::load(ClientTls {
+        crl: None,
         ca: files.ca_file(),
         identity: None,
         policy: TlsPolicy::default(),

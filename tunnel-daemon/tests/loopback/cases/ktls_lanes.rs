@@ -208,6 +208,7 @@ async fn session() -> (ByteStream, ByteStream) {
         alpn: Alpn::grpc::<&str>(&[]).with_records(PROTOCOL),
     });
     let client = Reloadable::load(ClientTls {
+        crl: None,
         ca: files.ca_file(),
         identity: Some((files.cert("agent"), files.key("agent"))),
         policy: TlsPolicy::default(),

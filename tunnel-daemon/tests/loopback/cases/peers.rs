@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use adit::agent::RunningAgent;
 use adit::server::RunningServer;
+use adit_testkit::certificates::{self, ThrowawayFiles};
 use adit_tls::pki::Authority;
 use adit_tls::selfsigned::Usage;
 use tokio::io::AsyncWriteExt as _;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::deny::replace;
 use crate::support::lanes::ended;
 use crate::support::peers::{PeerFiles, asker, holder, linked};
 use crate::support::wait::{until, within};
@@ -355,4 +357,62 @@ async fn the_holder_applies_its_own_client_rules() {
         text.contains("dials of the server client CN=front"),
         "{text}"
     );
+}
+
+/// A revoked peer loses its link, and a server refuses a revoked one that it asks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revoked_peer_is_refused_on_either_side() {
+    let names = ["127.0.0.1".to_owned()];
+    let files = ThrowawayFiles::create(&names).expect("an authority");
+    let revoke = |list: &str, revoked: &[&str]| {
+        let pems = revoked
+            .iter()
+            .map(|name| std::fs::read_to_string(files.cert(name)));
+        let pems: Vec<String> = pems.collect::<Result<_, _>>().expect("certificates");
+        let pems: Vec<&str> = pems.iter().map(String::as_str).collect();
+        let text = certificates::revoke(files.ca(), &pems).expect("a list");
+        replace(&files.dir().join(list), &text);
+    };
+    for name in ["one", "two", "three"] {
+        files.issue(name, Usage::Peer, &names).expect("a pair");
+    }
+    revoke("at-one.pem", &[]);
+    revoke("at-others.pem", &[]);
+    let flags = |name: &str, list: &str| {
+        vec![
+            format!("--peer-cert={}", files.cert(name).display()),
+            format!("--peer-key={}", files.key(name).display()),
+            format!("--peer-ca-cert={}", files.ca_file().display()),
+            format!("--peer-crl={}", files.dir().join(list).display()),
+            format!("--server-id={name}"),
+        ]
+    };
+    let mut of_one = flags("one", "at-one.pem");
+    of_one.push("--peer-bind=127.0.0.1:0".to_owned());
+    let of_one: Vec<&str> = of_one.iter().map(String::as_str).collect();
+    let world = World::start(&of_one).await;
+    let address = world.server().peers.expect("it serves peers");
+    let start = |name: &'static str| {
+        let mut args = world.other_args("0", &format!(".{name}"));
+        args.retain(|arg| !arg.starts_with("--peer-") && !arg.starts_with("--server-id"));
+        args.extend(flags(name, "at-others.pem"));
+        args.push(format!("--peer={address}"));
+        async move {
+            let plan = crate::support::world::server_plan(&args).expect("flags are right");
+            adit::server::start(&plan).await.expect("it starts")
+        }
+    };
+    let two = start("two").await;
+    linked(&two, 1).await;
+    revoke("at-one.pem", &["two"]);
+    until("its link has ended", || two.linked_peers() == 0).await;
+    revoke("at-one.pem", &[]);
+    linked(&two, 1).await;
+    revoke("at-others.pem", &["one"]);
+    let three = start("three").await;
+    until("it refuses", || {
+        let failures = three.peer_failures();
+        failures.iter().any(|text| text.contains("revoked"))
+    })
+    .await;
 }

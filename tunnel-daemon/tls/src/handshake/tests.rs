@@ -38,6 +38,7 @@ fn world() -> World {
         alpn: Alpn::grpc(&no_extra),
     };
     let client = ClientTls {
+        crl: None,
         ca: files.ca_file(),
         identity: Some((files.cert("agent"), files.key("agent"))),
         policy: TlsPolicy::default(),
@@ -385,6 +386,7 @@ fn short_lived(world: &World, hours: u64) -> ClientTls {
     let bundle = format!("{}{}", world.files.ca().cert_pem(), certificate.pem());
     std::fs::write(world.files.ca_file(), bundle).unwrap();
     ClientTls {
+        crl: None,
         identity: Some((cert_path, key_path)),
         ..world.client.clone()
     }

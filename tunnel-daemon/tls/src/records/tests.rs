@@ -38,6 +38,7 @@ async fn connection() -> (ByteStream, ByteStream) {
     })
     .unwrap();
     let client = Reloadable::load(ClientTls {
+        crl: None,
         ca: files.ca_file(),
         identity: Some((files.cert("agent"), files.key("agent"))),
         policy: TlsPolicy::default(),

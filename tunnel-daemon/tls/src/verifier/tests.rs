@@ -67,7 +67,7 @@ fn judged(
     let intermediates: Vec<_> = intermediates.iter().map(|one| (*one).clone()).collect();
     let name = ServerName::try_from(name).unwrap();
     let now = UnixTime::now();
-    let servers = of_servers(store(anchor), &provider).unwrap();
+    let servers = of_servers(store(anchor), Vec::new(), &provider).unwrap();
     let clients = of_clients(store(anchor), Vec::new(), false, &provider).unwrap();
     let server = servers.verify_server_cert(own, &intermediates, &name, &[], now);
     let client = clients.verify_client_cert(own, &intermediates, now);
