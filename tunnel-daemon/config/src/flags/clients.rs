@@ -39,7 +39,8 @@ pub(super) struct ClientFlags {
     #[arg(long, value_name = "FILE", requires = "insecure_plaintext_frontend")]
     frontend_users: Option<PathBuf>,
     /// A target that clients may ask for: address, network, name, *.SUFFIX or *, with a port if you like; with cn=, dns= or uri=
-    /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100; or all, or none;
+    /// before it only for clients whose certificate has these names, such as cn=prometheus,10.0.0.0/8:9100, with peer= for dials
+    /// of another server; or all, or none;
     /// repeatable [default: all]
     #[arg(long = "client-allow-target", value_name = "RULE")]
     client_allow_targets: Vec<String>,

@@ -3,7 +3,6 @@
 //! Hints: a key is kept as a hash, and the server that announced it decides. A stale hint, or two keys of one hash, cost a dial one
 //! question, never a wrong target.
 
-use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
@@ -11,6 +10,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::agents::{Key, Registry, SILENT_KEYS_FOR};
+use super::nets::{PrefixLength, PrefixLengths, length_of};
 use super::pool::Pool;
 use super::scope::Scope;
 use super::strategy::Strategy;
@@ -63,8 +63,8 @@ struct Entry {
     /// 0 if the peers say different owners, or if all of them say 0.
     owner: u64,
     strategy: Strategy,
-    /// Of a network: whether it is of IPv6, and its prefix length.
-    length: Option<(bool, u8)>,
+    /// Of a network.
+    length: Option<PrefixLength>,
 }
 
 /// The keys of all peers.
@@ -75,9 +75,7 @@ pub(super) struct Peers {
     /// What each peer says of the owner, by slot: of keys about which peers differ.
     mixed: HashMap<u64, Vec<(usize, u64)>>,
     hasher: RandomState,
-    /// Number of networks by prefix length.
-    v4_lengths: BTreeMap<u8, usize>,
-    v6_lengths: BTreeMap<u8, usize>,
+    lengths: PrefixLengths,
     near: u64,
     draining: u64,
     silent: u64,
@@ -114,26 +112,14 @@ impl Peers {
 
     /// The longest network around `ip` that a peer has, as [`Self::has`].
     pub(super) fn longest_around(&self, ip: IpAddr, not_here: &[(LinkId, Scope)]) -> Option<IpNet> {
-        let lengths = if ip.is_ipv4() {
-            &self.v4_lengths
-        } else {
-            &self.v6_lengths
-        };
-        lengths
-            .keys()
-            .rev()
-            .filter_map(|length| Some(IpNet::new(ip, *length).ok()?.trunc()))
-            .find(|net| self.has(&Key::Net(*net), not_here))
+        let mut around = self.lengths.around(ip);
+        around.find(|net| self.has(&Key::Net(*net), not_here))
     }
 
     /// Number of prefix lengths, and of keys with owners by peer.
     #[cfg(test)]
-    pub(super) fn remains(&self) -> [usize; 3] {
-        [
-            self.v4_lengths.len(),
-            self.v6_lengths.len(),
-            self.mixed.len(),
-        ]
+    pub(super) fn remains(&self) -> [usize; 2] {
+        [self.lengths.len(), self.mixed.len()]
     }
 
     /// A peer of this stage that has the key: of this server's zone if there is one, chosen by `draw`.
@@ -167,33 +153,6 @@ impl Peers {
         Some(peer.link)
     }
 
-    fn lengths(&mut self, is_v6: bool) -> &mut BTreeMap<u8, usize> {
-        if is_v6 {
-            &mut self.v6_lengths
-        } else {
-            &mut self.v4_lengths
-        }
-    }
-
-    fn count_length(&mut self, length: Option<(bool, u8)>) {
-        if let Some((is_v6, length)) = length {
-            *self.lengths(is_v6).entry(length).or_default() += 1;
-        }
-    }
-
-    fn uncount_length(&mut self, length: Option<(bool, u8)>) {
-        let Some((is_v6, length)) = length else {
-            return;
-        };
-        let lengths = self.lengths(is_v6);
-        match lengths.get_mut(&length) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => {
-                lengths.remove(&length);
-            }
-        }
-    }
-
     fn set(&mut self, slot: usize, key: &Key, said: PeerKey) -> Result<(), TooManyKeys> {
         let (hash, bit) = (self.hasher.hash_one(key), 1 << slot);
         let is_full = self.entries.len() >= ALL_KEYS_MAX;
@@ -216,7 +175,7 @@ impl Peers {
             }
             None => {
                 let length = match key {
-                    Key::Net(net) => Some((matches!(net, IpNet::V6(_)), net.prefix_len())),
+                    Key::Net(net) => Some(length_of(net)),
                     Key::Any | Key::DefaultRoute | Key::Host(_) => None,
                 };
                 let entry = Entry {
@@ -227,7 +186,9 @@ impl Peers {
                     length,
                 };
                 self.entries.insert(hash, entry);
-                self.count_length(length);
+                if let Some(length) = length {
+                    self.lengths.add(length);
+                }
             }
         }
         Ok(())
@@ -288,7 +249,9 @@ impl Peers {
         self.unset_owner(hash, slot);
         if is_over {
             self.entries.remove(&hash);
-            self.uncount_length(length);
+            if let Some(length) = length {
+                self.lengths.remove(length);
+            }
         }
     }
 
@@ -302,14 +265,14 @@ impl Peers {
         self.entries.retain(|_, entry| {
             entry.holders &= !bit;
             entry.draining &= !bit;
-            if entry.holders == 0 && entry.length.is_some() {
-                over.push(entry.length);
+            if entry.holders == 0 {
+                over.extend(entry.length);
             }
             entry.holders != 0
         });
         self.entries.shrink_to_fit();
         for length in over {
-            self.uncount_length(length);
+            self.lengths.remove(length);
         }
         for set in [&mut self.near, &mut self.draining, &mut self.silent] {
             *set &= !bit;
