@@ -1,9 +1,11 @@
 //! Servers that know each other: the listener for peers, what they are told, and the links to them.
 
+use std::collections::HashSet;
 use std::io::Read as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use adit_agent::context::{Dialing, LinkContext, TargetDialer};
@@ -12,7 +14,7 @@ use adit_core::registry::{Registry, Strategies};
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions, PeerHello, PeerVersion};
 use anyhow::Context as _;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::budgets::isolation;
@@ -56,6 +58,8 @@ const LANES_PER_PEER_MAX: usize = 1024;
 pub(super) struct Peering {
     /// Address for peers.
     pub(super) address: Option<SocketAddr>,
+    /// Connections of servers that ask this one.
+    connections: Arc<AtomicUsize>,
     /// Links of servers that ask this one. No dial finds them.
     askers: Arc<Router>,
     metrics: AditMetrics,
@@ -112,7 +116,7 @@ impl Parts<'_> {
         );
         let (process, services) = (self.process, &self.process.services);
         let mut authorizer = AgentAuthorizer::default();
-        let mut address = None;
+        let (mut address, mut connections) = (None, Arc::default());
         if let Some(bind) = &peers.bind {
             let tls = listening.peer_tls(PEER_FILES, peers)?;
             authorizer = AgentAuthorizer::load(None, Arc::clone(&tls))?;
@@ -130,6 +134,7 @@ impl Parts<'_> {
                 .follow(Arc::clone(router), Arc::clone(&askers));
             services.spawn_always("peer-keys", announcing);
             let forwarding = Forwarding {
+                pending: Arc::new(Semaphore::new(router.limits().pending_max / 2)),
                 router: Arc::clone(router),
                 clients: Arc::clone(self.clients),
                 tasks: self.clients.tasks.clone(),
@@ -144,6 +149,7 @@ impl Parts<'_> {
                 ServerMetrics::new(&["default"]),
                 self.links.clone(),
             );
+            connections = backend.open_connections();
             address = Some(
                 listening
                     .peers(bind, tls, backend, self.links)
@@ -165,11 +171,20 @@ impl Parts<'_> {
             configured: self.agents.server.server_count,
             leases: self.agents.leases.clone(),
             links: i64::from(peers.agent_links.get()),
+            asking: Box::new({
+                let askers = Arc::clone(&askers);
+                move || {
+                    let links = askers.links();
+                    let ids = links.iter().map(|link| link.info.agent.as_str());
+                    ids.collect::<HashSet<&str>>().len()
+                }
+            }),
             live,
         };
         services.spawn_always("peer-count", count.follow(Arc::clone(router)));
         let peering = Peering {
             address,
+            connections,
             askers,
             metrics: process.metrics.clone(),
             peers: asked,
@@ -414,6 +429,11 @@ impl Peering {
         }
     }
 
+    /// Whether a server that asks this one is connected.
+    pub(super) fn is_connected(&self) -> bool {
+        self.connections.load(Relaxed) > 0
+    }
+
     /// Ends the links of servers that ask this one.
     pub(super) fn end(&self) -> Vec<impl Future<Output = ()> + Send + use<>> {
         self.askers.announce_shutdown();
@@ -428,6 +448,8 @@ struct AnnouncedCount {
     leases: watch::Receiver<usize>,
     /// Servers that each agent connects to while all are live.
     links: i64,
+    /// Number of servers that ask this one.
+    asking: Box<dyn Fn() -> usize + Send>,
     live: watch::Sender<Option<i64>>,
 }
 
@@ -439,7 +461,9 @@ impl AnnouncedCount {
         loop {
             let leases = i64::try_from(*self.leases.borrow()).unwrap_or(i64::MAX);
             let servers = self.configured.max(leases);
-            let live = router.with_registry(Registry::complete_peers);
+            // Both ways: agents that keep this server must be reachable from the others.
+            let asked = router.with_registry(Registry::complete_peers);
+            let live = asked.min((self.asking)());
             let is_whole = i64::try_from(live).is_ok_and(|live| live + 1 >= servers) && live > 0;
             let now = Instant::now();
             since = is_whole.then(|| since.unwrap_or(now));
@@ -489,6 +513,7 @@ mod tests {
             configured: 1,
             leases,
             links: 2,
+            asking: Box::new(|| 4),
             live,
         };
         let tasks = Tasks::new(1);

@@ -389,7 +389,11 @@ impl RunningServer {
         let peers = self.peering.iter().flat_map(Peering::end);
         let told = join(told, join_all(peers));
         let _busy = tokio::time::timeout(limit, told).await;
-        wait_until(limit, || self.agent_connections.load(Relaxed) == 0).await;
+        wait_until(limit, || {
+            let peers = self.peering.as_ref();
+            self.agent_connections.load(Relaxed) == 0 && !peers.is_some_and(Peering::is_connected)
+        })
+        .await;
     }
 
     /// Ends the remaining tunnels: clients are told within `flush`, after which their connections are reset.

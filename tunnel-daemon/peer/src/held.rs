@@ -53,6 +53,10 @@ impl HeldPeers {
         incarnation: u64,
         now: Instant,
     ) -> Result<CancellationToken, NotKept> {
+        self.swaps.retain(|_, swaps| {
+            let last = swaps.last();
+            last.is_some_and(|last| now.duration_since(*last) < SWAPS_WITHIN)
+        });
         if let Some(known) = self.held.get(server) {
             if known.incarnation == incarnation {
                 return Err(NotKept::Duplicate);

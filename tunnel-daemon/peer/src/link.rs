@@ -220,8 +220,12 @@ async fn keep(
     let Some(lanes) = link.lanes.clone() else {
         return PeerError::NoLanes;
     };
+    let link_over = CancellationToken::new();
+    // However this ends: dials that wait for an answer learn it.
+    let _over = link_over.clone().drop_guard();
     let opener = Arc::new(LaneOpener {
         lanes: lanes.clone(),
+        over: link_over,
     });
     let series = (shared.settings.metrics).peer(server.as_str(), PeerDirection::To);
     let peer = match shared
@@ -289,6 +293,10 @@ async fn keep(
         () = shared.settings.stop.cancelled() => PeerError::Ended("this server stops".to_owned()),
         _never = aside => PeerError::Silent,
     };
+    if let PeerError::Silent = over {
+        // Dials that it has not answered go on to others.
+        peer.silent(true);
+    }
     lanes.close();
     over
 }

@@ -9,6 +9,7 @@ use adit_core::peer::Forward;
 use adit_server::backend::failure;
 use adit_server::router::{Asking, PeerAnswer, PeerOpener};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 /// How long a dial waits for a lane.
 const LENT_WITHIN: Duration = Duration::from_secs(1);
@@ -18,6 +19,8 @@ const ATTEMPTS_MAX: usize = 3;
 /// Opens tunnels on the lanes of one link.
 pub(crate) struct LaneOpener {
     pub(crate) lanes: LaneKeeper,
+    /// Cancelled when the link is over: what the peer has not answered by then is lost.
+    pub(crate) over: CancellationToken,
 }
 
 impl PeerOpener for LaneOpener {
@@ -46,7 +49,8 @@ impl LaneOpener {
             let Ok(Some(lane)) = timeout(LENT_WITHIN, self.lanes.borrow()).await else {
                 return PeerAnswer::NotAsked;
             };
-            match lane.open(&request).await {
+            let opened = self.over.run_until_cancelled(lane.open(&request)).await;
+            match opened.unwrap_or(Opened::Lost) {
                 Opened::Open(endpoint) => return PeerAnswer::Open(endpoint),
                 Opened::NotSeen => (),
                 Opened::Lost => return PeerAnswer::Failed(DialFailure::LinkLost),

@@ -135,7 +135,7 @@ impl Peers {
         shared.call_known();
         for (name, port) in names {
             let looking = Arc::clone(&shared).look_up(name, port);
-            shared.spawn("peer-lookup", looking);
+            let _room = shared.spawn("peer-lookup", looking);
         }
         Self(shared)
     }
@@ -157,14 +157,17 @@ impl Shared {
         locked(&self.held)
     }
 
-    fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+    /// False if there is no room, or this process stops.
+    fn spawn(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) -> bool {
         let stop = self.settings.stop.clone();
         let work = async move {
             stop.run_until_cancelled(work).await;
         };
-        if self.context.tasks.spawn(name, work).is_err() {
+        let spawned = self.context.tasks.spawn(name, work).is_ok();
+        if !spawned && !self.settings.stop.is_cancelled() {
             tracing::error!("no room for a task that calls another server");
         }
+        spawned
     }
 
     /// Calls addresses that are not called yet, and gives up those that are gone.
@@ -186,13 +189,17 @@ impl Shared {
             );
             let calling = Arc::clone(self).call(target.clone(), state.clone(), gone.clone());
             called.insert(target.clone(), Called { state, gone });
-            let (shared, target) = (Arc::clone(self), target.clone());
-            self.spawn("peer", async move {
+            let (shared, of_task) = (Arc::clone(self), target.clone());
+            let spawned = self.spawn("peer", async move {
                 calling.await;
                 // With its last link; the address may be known again by now.
-                locked(&shared.called).remove(&target);
+                locked(&shared.called).remove(&of_task);
                 shared.call_known();
             });
+            if !spawned {
+                // The next lookup tries again.
+                called.remove(target);
+            }
         }
     }
 

@@ -389,12 +389,13 @@ impl Registry {
         self.peers.entries.len()
     }
 
-    /// Whether a peer that answers has an agent by this strategy.
+    /// Whether a peer that answers has a ready agent by this strategy.
     #[must_use]
     pub fn a_peer_serves(&self, strategy: Strategy) -> bool {
-        let heard = !self.peers.silent;
+        let ready = !self.peers.silent & !self.peers.draining;
         let mut entries = self.peers.entries.values();
-        entries.any(|entry| entry.strategy == strategy && entry.holders & heard != 0)
+        entries
+            .any(|entry| entry.strategy == strategy && entry.holders & !entry.draining & ready != 0)
     }
 
     /// Number of peers that answer and have a ready agent under the key.
@@ -433,7 +434,7 @@ impl Registry {
         links.filter_map(|link| Some(self.links.get(&link)?.principal.as_deref()))
     }
 
-    /// The keys under which agents here can be asked, or could a moment ago, for peers, in order; [`PEER_KEYS_MAX`] at most.
+    /// The keys under which agents here can be asked, or could a moment ago, for peers, in no order.
     /// `hash` makes the hash of what an agent has proved.
     #[must_use]
     pub fn announced(
@@ -468,8 +469,6 @@ impl Registry {
             };
             (Scope(key.clone()), said)
         }));
-        keys.sort_unstable();
-        keys.truncate(PEER_KEYS_MAX);
         keys
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
-use adit_core::registry::{PeerKey, Scope};
+use adit_core::registry::{PEER_KEYS_MAX, PeerKey, Scope};
 use adit_core::wire::packet::{KeyChange, Keys};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -44,6 +44,9 @@ impl Announcements {
             let since = Instant::now();
             let mut keys =
                 agents.with_registry(|registry| registry.announced(moment(), owner_hash));
+            // Not under the lock.
+            keys.sort_unstable();
+            keys.truncate(PEER_KEYS_MAX);
             if agents.refuses_dials() {
                 for (_, said) in &mut keys {
                     said.draining = true;

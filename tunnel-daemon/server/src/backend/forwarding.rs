@@ -25,6 +25,8 @@ const PENDING_MAX: usize = 1024;
 
 /// Opens tunnels for peers.
 pub struct Forwarding {
+    /// Dials of all peers that have no answer yet: half of what this server takes, so that its own clients have the rest.
+    pub pending: Arc<Semaphore>,
     /// The agents of this server.
     pub router: Arc<Router>,
     /// This server's own rules for clients, which hold for forwarded dials, too.
@@ -87,7 +89,9 @@ impl AgentOpens for PeerDoor {
             Ok(forward) => forward,
             Err(error) => return self.offence(open, &error.to_string()),
         };
-        let Ok(permit) = Arc::clone(&self.pending).try_acquire_owned() else {
+        let pending = Arc::clone(&self.pending).try_acquire_owned();
+        let of_all = Arc::clone(&self.forwarding.pending).try_acquire_owned();
+        let (Ok(permit), Ok(of_all)) = (pending, of_all) else {
             self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "too many forwarded dials are pending");
         };
@@ -103,7 +107,7 @@ impl AgentOpens for PeerDoor {
                 .dial(open, forward, (&certificate, promise), (&peer, &series))
                 .await
             {
-                drop(permit);
+                drop((permit, of_all));
                 let BridgeOutcome { moved, end, .. } = joined.await;
                 let (to_target, to_client) = moved;
                 tracing::debug!(%peer, to_target, to_client, end = end.reason(), "forwarded tunnel over");

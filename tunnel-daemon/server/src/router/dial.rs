@@ -37,6 +37,8 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 /// How long an additional link of an agent is provisional. An agent that looks for further servers connects, learns which
 /// server answered, and closes duplicate links. That takes a round trip, of 100 ms on long paths.
 const PROVISIONAL: Duration = Duration::from_millis(200);
+/// Times that a dial goes on to another key, because peers have no agent under the one before.
+const KEYS_MAX: usize = 4;
 /// How long a dial waits for the first peer of a server that has just started.
 const PEERS_WITHIN: Duration = Duration::from_secs(3);
 /// Limit on dials that wait for an agent to reconnect.
@@ -238,6 +240,7 @@ impl Router {
             not_here: Vec::new(),
             unasked: Vec::new(),
             first: None,
+            changes_of_key: 0,
             replaced: None,
         };
         let dialing = dialing.run();
@@ -264,7 +267,8 @@ impl Router {
             return Ok(Some(scope));
         }
         let Some(until) = self.expects_peers() else {
-            return Ok(None);
+            // The first peer may have announced its keys just now.
+            return Ok(find());
         };
         let _place = self.dials.place()?;
         let waiting = async {
@@ -273,7 +277,9 @@ impl Router {
                 if let Some(scope) = find() {
                     return Some(scope);
                 }
-                self.expects_peers()?;
+                if self.expects_peers().is_none() {
+                    return find();
+                }
                 changed.await;
             }
         };
@@ -557,6 +563,7 @@ struct Dialing<'a> {
     /// Whose agents the first attempt may have asked, as a hash, and by which link: peers may say something else of the key later.
     /// An unknown owner is `None`.
     first: Option<(LinkId, Option<u64>)>,
+    changes_of_key: usize,
     /// The older link that was asked because its agent's newest link was provisional.
     replaced: Option<LinkId>,
 }
@@ -658,7 +665,8 @@ impl Dialing<'_> {
     /// as new: nobody was asked, and the next key counts.
     fn find_elsewhere(&mut self, reason: Reason) -> Option<(Candidate, bool)> {
         let mut asked = self.handles.iter();
-        if self.not_here.is_empty() || asked.any(|it| !self.unasked.contains(&it.id())) {
+        let is_over = self.changes_of_key >= KEYS_MAX;
+        if is_over || self.not_here.is_empty() || asked.any(|it| !self.unasked.contains(&it.id())) {
             return None;
         }
         let (router, not_here) = (self.router, &self.not_here);
@@ -668,6 +676,9 @@ impl Dialing<'_> {
             return None;
         }
         self.scope = scope;
+        self.changes_of_key += 1;
+        // Nobody was asked under the key before.
+        self.first = None;
         // A peer without an agent under one key may have one under the next.
         self.tried
             .retain(|tried| !not_here.iter().any(|(peer, _)| peer == tried));

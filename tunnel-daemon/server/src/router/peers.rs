@@ -2,7 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
 use adit_core::dial::AnswerTimes;
@@ -18,6 +18,9 @@ use crate::owner::owner_hash;
 use adit_core::text::Excerpt;
 use adit_telemetry::{GaugeGuard, PeerSeries};
 use adit_tunnel::Endpoint;
+
+/// Agents here whose owner is compared with that of a key at a peer.
+const CONFLICT_AGENTS_MAX: usize = 16;
 
 /// A running question to a peer.
 pub type Asking<'a> = Pin<Box<dyn Future<Output = PeerAnswer> + Send + 'a>>;
@@ -84,6 +87,8 @@ pub struct RegisteredPeer {
     router: Arc<Router>,
     handle: PeerHandle,
     has_told: AtomicBool,
+    /// As counted.
+    keys: AtomicI64,
 }
 
 impl Router {
@@ -113,6 +118,7 @@ impl Router {
             router: Arc::clone(self),
             handle,
             has_told: AtomicBool::new(false),
+            keys: AtomicI64::new(0),
         };
         let id = registered.handle.id;
         // When it is refused, the dropped guard undoes the rest.
@@ -168,7 +174,9 @@ impl RegisteredPeer {
         let mut registry = locked(&self.router.registry);
         let mut conflict = None;
         for (scope, said) in keys {
+            // One a packet at most: a check hashes what agents have proved.
             if let Some(said) = said
+                && conflict.is_none()
                 && is_conflict(&registry, &scope, said)
             {
                 self.handle.series.conflicts.inc();
@@ -181,10 +189,9 @@ impl RegisteredPeer {
         }
         let keys = registry.keys_of_peer(self.handle.id);
         drop(registry);
-        self.handle
-            .series
-            .keys
-            .set(i64::try_from(keys).unwrap_or(i64::MAX));
+        let keys = i64::try_from(keys).unwrap_or(i64::MAX);
+        let before = self.keys.swap(keys, Relaxed);
+        self.handle.series.keys.add(keys.saturating_sub(before));
         if let Some(scope) = conflict
             && !self.has_told.swap(true, Relaxed)
         {
@@ -218,17 +225,21 @@ impl Drop for RegisteredPeer {
     fn drop(&mut self) {
         locked(&self.router.peers).remove(&self.handle.id);
         locked(&self.router.registry).remove_peer(self.handle.id);
+        self.handle.series.keys.sub(self.keys.load(Relaxed));
         self.router.changed.notify_waiters();
     }
 }
 
 /// Whether agents here under the same key have proved something else.
 fn is_conflict(registry: &Registry, scope: &Scope, said: PeerKey) -> bool {
-    if said.owner == 0 || !registry.has_local(scope) {
+    if said.owner == 0 || !registry.is_claim(scope) {
         return false;
     }
-    let mut principals = registry.principals_of(scope);
-    principals.all(|principal| owner_hash(principal) != said.owner)
+    let mut principals = registry
+        .principals_of(scope)
+        .take(CONFLICT_AGENTS_MAX)
+        .peekable();
+    principals.peek().is_some() && principals.all(|principal| owner_hash(principal) != said.owner)
 }
 
 /// Time left until `deadline`.

@@ -1,7 +1,10 @@
 //! Agents that request tunnels without permission, or too many of them. The server refuses and counts the requests. Others
 //! are not affected.
 
+use adit_core::ids::DialId;
 use adit_core::lane::{FrameType, LaneEvent, OpenRequest, RefusalCode};
+use adit_core::peer::Forward;
+use adit_core::registry::{Scope, Strategy};
 
 use crate::support::lanes::value;
 use crate::support::server_lane::request;
@@ -43,6 +46,30 @@ async fn an_agent_that_requests_a_raw_lane_is_refused() {
         lane.event().await,
         Some(LaneEvent::Data(b"with frames".to_vec().into()))
     );
+}
+
+/// Only servers forward dials, on a port of their own: an agent that says it forwards one is refused, whatever it asks for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_agent_that_forwards_a_dial_is_refused_and_counted() {
+    let (target, _echo) = targets::local_echo().await;
+    let world = World::start(&[&format!("--allowed-destination={target}")]).await;
+    let (_connection, _call, mut lane) = bound(&world).await;
+    one_idle(&world).await;
+    let forward = Forward {
+        scope: Scope::named(Strategy::Default, "").expect("a key"),
+        time_left: None,
+        owner: None,
+        dial: DialId(1),
+        client: String::new(),
+    };
+    let ask = OpenRequest {
+        forward: Some(forward.encode()),
+        ..request(&target)
+    };
+    lane.end.open(&ask, 0).expect("the lane is free");
+    assert_denied(&mut lane).await;
+    let offences = "adit_protocol_offences_total{kind=\"forward\"}";
+    assert_eq!(value(&world, offences), 1.0);
 }
 
 /// Leading zeros of a port are valid. A long address would occupy memory for as long as its tunnel is open.

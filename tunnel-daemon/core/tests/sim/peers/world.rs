@@ -482,7 +482,11 @@ impl PeerWorld {
         let all: Vec<_> = self
             .servers
             .iter()
-            .map(|server| server.registry.announced(self.now, hash))
+            .map(|server| {
+                let mut keys = server.registry.announced(self.now, hash);
+                keys.sort_unstable();
+                keys
+            })
             .collect();
         let ids: Vec<LinkId> = self.peers.keys().copied().collect();
         for id in ids {
