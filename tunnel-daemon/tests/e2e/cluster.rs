@@ -268,18 +268,33 @@ impl Cluster {
 
     /// Another API server on the same etcd, at this port. It connects into the cluster as the first one does, or directly.
     pub(crate) fn another_api_server(&self, port: u16, by_egress: bool) -> Process {
-        let is_taken = |arg: &&String| by_egress || !arg.starts_with("--egress-selector-config");
-        let args: Vec<String> = self
-            .api_args
-            .iter()
-            .filter(is_taken)
-            .map(|arg| match arg.split_once('=') {
-                Some(("--secure-port", _)) => format!("--secure-port={port}"),
-                _ => arg.clone(),
-            })
-            .collect();
-        let program = self.program("kube-apiserver");
-        Process::service("another-kube-apiserver", &program, &args, self.dir.path())
+        let egress = by_egress.then(|| self.path("egress.json"));
+        self.api_server_at(port, egress)
+    }
+
+    /// As [`Self::another_api_server`], over a socket of its own.
+    pub(crate) fn api_server_over(&self, port: u16, socket: &Path) -> Process {
+        let egress = Egress::Socket(socket.display().to_string());
+        let text = egress.configuration(self.mode, &self.files).to_string();
+        let file = self.path(&format!("egress-{port}.json"));
+        std::fs::write(&file, text).expect("a file");
+        self.api_server_at(port, Some(file))
+    }
+
+    fn api_server_at(&self, port: u16, egress: Option<PathBuf>) -> Process {
+        let args = self.api_args.iter();
+        let args = args.filter_map(|arg| match arg.split_once('=') {
+            Some(("--secure-port", _)) => Some(format!("--secure-port={port}")),
+            Some(("--egress-selector-config-file", _)) => None,
+            _ => Some(arg.clone()),
+        });
+        let egress = egress.map(|file| flag("egress-selector-config-file", file));
+        let args: Vec<String> = args.chain(egress).collect();
+        let (name, program) = (
+            format!("kube-apiserver-{port}"),
+            self.program("kube-apiserver"),
+        );
+        Process::service(&name, &program, &args, self.dir.path())
     }
 
     /// A kubeconfig of the administrator for the API server at this port.

@@ -6,12 +6,16 @@ use adit_tls::pki::{self, Authority, Wanted};
 use adit_tls::selfsigned::Usage;
 use tempfile::TempDir;
 
+use crate::balance::balance;
 use crate::cluster::{Cluster, MadeBy, Mode, Proof, programs};
 use crate::go;
 use crate::namespace::{BODY, Node};
 use crate::ports;
 use crate::server::ask;
 use crate::wait::{secs, until};
+
+/// Between the values of a variable.
+const PEERS_SEPARATOR: &str = "\n";
 
 /// Settings of one of the peers, as variables of a program with upstream's flags.
 fn settings(files: &TempDir, name: &str) -> Vec<(&'static str, String)> {
@@ -86,4 +90,68 @@ fn a_server_in_no_service_is_ready_and_serves_through_its_peer() {
     );
     let dials = "adit_peer_dials_total{direction=\"to\",result=\"opened\",server=\"old\"}";
     assert!(new.value(dials) >= Some(2.0));
+}
+
+/// Three controllers of k0s behind one virtual address that leads to one of them alone: agents are linked to that one, and all
+/// three API servers reach the node.
+#[test]
+fn three_api_servers_reach_a_node_whose_agent_knows_one_server() {
+    let Some(programs) = programs("several-servers") else {
+        return;
+    };
+    let cluster = Cluster::start(programs, Mode::Grpc);
+    let files = TempDir::new().expect("a folder");
+    pki::init(files.path(), 30).expect("authorities");
+    let peer_ports = [(); 3].map(|()| ports::free());
+    let sockets = ["egress.sock", "second.sock", "third.sock"].map(|name| cluster.path(name));
+    let servers = [0, 1, 2].map(|number| {
+        let name = format!("controller-{number}");
+        let mut set = settings(&files, &name);
+        set.push((
+            "ADIT_PEER_BIND",
+            format!("127.0.0.1:{}", peer_ports[number]),
+        ));
+        let others = peer_ports
+            .iter()
+            .filter(|port| **port != peer_ports[number]);
+        let others: Vec<String> = others.map(|port| format!("127.0.0.1:{port}")).collect();
+        set.push(("ADIT_PEER", others.join(PEERS_SEPARATOR)));
+        let flags = [
+            format!("--uds-name={}", sockets[number].display()),
+            format!("--server-id={name}"),
+            "--server-count=3".to_owned(),
+        ];
+        cluster.server_set([(); 3].map(|()| ports::free()), &flags, &set)
+    });
+    let address = balance(0, vec![servers[0].agents]);
+    let node = Node::start(&cluster, 0);
+    let mut args = cluster.plain_agent_args(&node.host.to_string(), address);
+    args.extend(cluster.proof_args(&node, Proof::Token));
+    let _agent = cluster.run_agent(&node, "agent", &args);
+    servers[0].links(1.0);
+    let api_ports = [(); 2].map(|()| ports::free());
+    let _others = [0, 1].map(|at| cluster.api_server_over(api_ports[at], &sockets[at + 1]));
+    let mut kubeconfigs = vec![cluster.kubeconfig("admin")];
+    kubeconfigs.extend(api_ports.map(|port| cluster.administrator_at(port)));
+    for kubeconfig in &kubeconfigs {
+        let by = format!("--kubeconfig={}", kubeconfig.display());
+        until("an API server", secs(120), || {
+            cluster
+                .try_kubectl(&[&by, "get", "--raw", "/readyz"], None)
+                .ok()
+        });
+        let logs = [&by, "logs", "--tail=1", "pod-1", "-c", "main"];
+        assert_eq!(cluster.kubectl(&logs, None), "line 1000", "{by}");
+        let exec = [&by, "exec", "pod-1", "-c", "main", "--", "echo", "here"];
+        assert_eq!(cluster.kubectl(&exec, None).trim(), "here", "{by}");
+    }
+    let links: Vec<_> = servers
+        .iter()
+        .map(|server| server.value("adit_links{peer=\"adit\"}"))
+        .collect();
+    assert_eq!(
+        links,
+        [Some(1.0), Some(0.0), Some(0.0)],
+        "the address leads to one server"
+    );
 }

@@ -103,10 +103,10 @@ impl AgentOpens for PeerDoor {
         let (forwarding, peer) = (Arc::clone(&self.forwarding), self.peer.clone());
         let series = Arc::clone(&self.series);
         let serving = async move {
-            if let Some(joined) = forwarding
-                .dial(open, forward, (&certificate, promise), (&peer, &series))
-                .await
-            {
+            let peers = (&peer, &series);
+            // Boxed: a dial's state is large, and the tunnel that follows may live for days.
+            let dialing = Box::pin(forwarding.dial(open, forward, (&certificate, promise), peers));
+            if let Some(joined) = dialing.await {
                 drop((permit, of_all));
                 let BridgeOutcome { moved, end, .. } = joined.await;
                 let (to_target, to_client) = moved;
