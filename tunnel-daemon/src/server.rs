@@ -221,7 +221,9 @@ fn warn_insecure_config(plan: &ServerPlan, metrics: &AditMetrics) {
         tracing::warn!("a TCP frontend serves anyone who reaches it, in clear text");
         metrics.insecure_flag("insecure-plaintext-frontend");
     }
-    if plan.peers.is_some() && plan.agents.grants.is_open() {
+    if plan.agents.port.is_none() {
+        // No agent claims anything here.
+    } else if plan.peers.is_some() && plan.agents.grants.is_open() {
         tracing::warn!(
             "agents claim their ids and identifiers themselves, and each claim is believed by all peers: --agent-grant says what an \
              agent may claim"
