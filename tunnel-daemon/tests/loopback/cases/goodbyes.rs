@@ -116,14 +116,14 @@ async fn an_agent_that_the_server_refuses_logs_the_servers_alert_in_words() {
         ("foreign", of_another_ca, TlsCause::NotOfThatCa),
     ] {
         let agent = Process::start(name, &args, world.dir.path());
-        // Whether a read or a write of the agent meets the end first differs from one attempt to the next.
-        let refusals = || events(&agent, "cannot connect to a server");
-        until("some attempts", || refusals().len() >= 5).await;
-        let all = refusals();
-        let errors = all.iter().filter_map(|refused| refused["error"].as_str());
-        let in_words = errors.filter(|error| error.ends_with(&cause.to_string()));
-        // A server that closes before the agent has read leaves no alert behind.
-        assert!(in_words.count() * 2 >= all.len(), "{all:?}");
+        // Whether a read or a write of the agent meets the end first differs from one attempt to the next, and a server that closes
+        // before the agent has read leaves no alert behind.
+        until("an attempt that has read the alert", || {
+            let all = events(&agent, "cannot connect to a server");
+            let mut errors = all.iter().filter_map(|refused| refused["error"].as_str());
+            errors.any(|error| error.ends_with(&cause.to_string()))
+        })
+        .await;
     }
 }
 
