@@ -51,8 +51,6 @@ const ALL_LIVE_FOR: Duration = Duration::from_secs(60);
 const CA_BYTES_MAX: u64 = 16 << 20;
 /// Links of one peer under its id: a restarted server may be here before its old link has ended.
 const LINKS_PER_PEER_MAX: usize = 4;
-/// Lanes of one peer.
-const LANES_PER_PEER_MAX: usize = 1024;
 
 /// The peers of a running server.
 pub(super) struct Peering {
@@ -83,14 +81,14 @@ pub(super) struct Parts<'a> {
 struct NoTargets;
 
 impl TargetDialer for NoTargets {
-    fn dial<'a>(&'a self, _protocol: &'a str, address: &'a str) -> Dialing<'a> {
-        let why = DialError::UnknownNetwork(address.to_owned());
+    fn dial<'a>(&'a self, protocol: &'a str, _address: &'a str) -> Dialing<'a> {
+        let why = DialError::UnknownNetwork(protocol.to_owned());
         Box::pin(std::future::ready(Err(why)))
     }
 }
 
 impl Parts<'_> {
-    /// Starts what the plan says of peers; `None` without peers.
+    /// Starts the listener for peers and the links to them, as far as the plan has them.
     ///
     /// # Errors
     /// A certificate or address cannot be used.
@@ -210,7 +208,7 @@ impl Parts<'_> {
             grants: adit_core::grant::Grants::default(),
             links_per_agent_max: LINKS_PER_PEER_MAX,
             link: agents.link,
-            lanes_per_link_max: LANES_PER_PEER_MAX.min(self.process.lane_room.lanes_max()),
+            lanes_per_link_max: adit_peer::LANES_MAX.min(self.process.lane_room.lanes_max()),
             // Peers' networks are not this server's to trust.
             lane_security: LaneSecurity::Tls,
             lane_room: Arc::clone(&self.process.lane_room),

@@ -10,4 +10,5 @@ mod link;
 mod opener;
 mod peers;
 
+pub use link::LANES_MAX;
 pub use peers::{PeerSettings, PeerState, PeerView, Peers};

@@ -1,5 +1,6 @@
 //! One link to one peer, from its connection to its end.
 
+use std::convert::Infallible;
 use std::os::fd::AsFd as _;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -32,8 +33,8 @@ use crate::peers::{PeerState, Shared};
 const KEYS_WITHIN: Duration = Duration::from_secs(10);
 /// A peer that is silent for this long beyond the time after which it counts as silent is given up.
 const DEAD_AFTER: Duration = Duration::from_secs(4);
-/// Lanes to one peer, at most.
-const LANES_MAX: usize = 1024;
+/// Lanes between two peers in one direction, at most.
+pub const LANES_MAX: usize = 1024;
 
 /// Why a link to a peer could not be opened, or has ended.
 #[derive(Debug, thiserror::Error)]
@@ -273,11 +274,11 @@ async fn keep(
         .run(|_cause| Box::pin(open_lane(connector, address, &server, &lanes)));
     let watching = async {
         watching.await;
-        std::future::pending::<()>().await
+        std::future::pending::<Infallible>().await
     };
     let keeping = async {
         keeping.await;
-        std::future::pending::<()>().await
+        std::future::pending::<Infallible>().await
     };
     let (running, aside) = (
         pin!(running),
@@ -291,7 +292,7 @@ async fn keep(
         () = dead => PeerError::Silent,
         () = unannounced => PeerError::NoKeys,
         () = shared.settings.stop.cancelled() => PeerError::Ended("this server stops".to_owned()),
-        _never = aside => PeerError::Silent,
+        (never, _) = aside => match never {},
     };
     if let PeerError::Silent = over {
         // Dials that it has not answered go on to others.

@@ -44,7 +44,7 @@ pub struct Forward {
 /// Why the context of a forwarded dial cannot be used. The texts are for the peer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ForwardError {
-    /// A record is cut off, repeated without need, or its value is not of its type.
+    /// A record is cut off, or its value is not of its type.
     #[error("record {0} of a forwarded dial is invalid")]
     Invalid(u8),
     /// A record that must be understood and is not.

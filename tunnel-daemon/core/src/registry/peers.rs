@@ -77,7 +77,6 @@ pub(super) struct Peers {
     hasher: RandomState,
     lengths: PrefixLengths,
     near: u64,
-    draining: u64,
     silent: u64,
 }
 
@@ -116,6 +115,11 @@ impl Peers {
         around.find(|net| self.has(&Key::Net(*net), not_here))
     }
 
+    /// Peers that answer and have a ready agent of the key.
+    fn ready(&self, entry: &Entry) -> u64 {
+        entry.holders & !entry.draining & !self.silent
+    }
+
     /// Number of prefix lengths, and of keys with owners by peer.
     #[cfg(test)]
     pub(super) fn remains(&self) -> [usize; 2] {
@@ -131,10 +135,9 @@ impl Peers {
         except: &[LinkId],
     ) -> Option<LinkId> {
         let entry = self.entry(key)?;
-        let draining = entry.draining | self.draining;
         let stage = match stage {
-            PeerStage::Ready => !draining & !self.silent,
-            PeerStage::Draining => draining & !self.silent,
+            PeerStage::Ready => !entry.draining & !self.silent,
+            PeerStage::Draining => entry.draining & !self.silent,
             PeerStage::Silent => self.silent,
         };
         let bits = entry.holders & stage & !self.bits(except);
@@ -274,7 +277,7 @@ impl Peers {
         for length in over {
             self.lengths.remove(length);
         }
-        for set in [&mut self.near, &mut self.draining, &mut self.silent] {
+        for set in [&mut self.near, &mut self.silent] {
             *set &= !bit;
         }
         if let Some(place) = self.slots.get_mut(slot) {
@@ -332,13 +335,6 @@ impl Registry {
         }
     }
 
-    /// The peer is going away: others are preferred.
-    pub fn set_peer_draining(&mut self, link: LinkId) {
-        if let Some(slot) = self.peers.slot(link) {
-            put(&mut self.peers.draining, slot, true);
-        }
-    }
-
     /// A peer has announced a key, or that it has it no more (`None`).
     ///
     /// # Errors
@@ -361,11 +357,12 @@ impl Registry {
         }
     }
 
-    /// A peer has announced all its keys. True the first time.
-    pub fn complete_peer(&mut self, link: LinkId) -> bool {
+    /// A peer has announced all its keys.
+    pub fn complete_peer(&mut self, link: LinkId) {
         let slot = self.peers.slot(link);
-        let peer = slot.and_then(|slot| self.peers.slots.get_mut(slot)?.as_mut());
-        peer.is_some_and(|peer| !std::mem::replace(&mut peer.is_complete, true))
+        if let Some(peer) = slot.and_then(|slot| self.peers.slots.get_mut(slot)?.as_mut()) {
+            peer.is_complete = true;
+        }
     }
 
     /// Number of peers that have announced all their keys.
@@ -392,21 +389,15 @@ impl Registry {
     /// Whether a peer that answers has a ready agent by this strategy.
     #[must_use]
     pub fn a_peer_serves(&self, strategy: Strategy) -> bool {
-        let ready = !self.peers.silent & !self.peers.draining;
         let mut entries = self.peers.entries.values();
-        entries
-            .any(|entry| entry.strategy == strategy && entry.holders & !entry.draining & ready != 0)
+        entries.any(|entry| entry.strategy == strategy && self.peers.ready(entry) != 0)
     }
 
     /// Number of peers that answer and have a ready agent under the key.
     #[must_use]
     pub fn ready_peers(&self, scope: &Scope) -> usize {
-        let peers = &self.peers;
-        let entry = peers.entry(&scope.0);
-        entry.map_or(0, |entry| {
-            let ready = entry.holders & !entry.draining & !peers.draining & !peers.silent;
-            ready.count_ones() as usize
-        })
+        let entry = self.peers.entry(&scope.0);
+        entry.map_or(0, |entry| self.peers.ready(entry).count_ones() as usize)
     }
 
     /// What all agents of a key at peers have proved, as a hash; `None` if they differ, or none has the key.

@@ -180,7 +180,7 @@ impl RegisteredPeer {
                 && is_conflict(&registry, &scope, said)
             {
                 self.handle.series.conflicts.inc();
-                conflict.get_or_insert_with(|| scope.clone());
+                conflict = Some(scope.clone());
             }
             registry.set_peer_key(self.handle.id, &scope, said)?;
         }
@@ -211,12 +211,6 @@ impl RegisteredPeer {
     pub fn silent(&self, is_silent: bool) {
         self.handle.is_silent.store(is_silent, Relaxed);
         locked(&self.router.registry).set_peer_silent(self.handle.id, is_silent);
-        self.router.changed.notify_waiters();
-    }
-
-    /// The peer is going away: others are preferred.
-    pub fn draining(&self) {
-        locked(&self.router.registry).set_peer_draining(self.handle.id);
         self.router.changed.notify_waiters();
     }
 }

@@ -132,10 +132,10 @@ fn a_removed_peer_leaves_nothing() {
         world.peer(PEER, &keys);
         world.peer(PEER + 1, &keys[..2]);
         world.says(PEER + 1, "host=h", ready(2));
-        world.0.set_peer_draining(LinkId(PEER));
+        world.says(PEER, "host=h", draining());
         world.0.set_peer_silent(LinkId(PEER), true);
-        assert!(world.0.complete_peer(LinkId(PEER)));
-        assert!(!world.0.complete_peer(LinkId(PEER)), "not the first time");
+        world.0.complete_peer(LinkId(PEER));
+        world.0.complete_peer(LinkId(PEER));
         assert_eq!((world.0.peer_keys(), world.0.complete_peers()), (5, 1));
         assert_eq!(world.0.peers.remains(), [2, 1]);
         world.0.remove_peer(LinkId(PEER));
@@ -345,10 +345,10 @@ fn a_later_phase_counts_only_when_an_earlier_one_has_neither_agent_nor_peer() {
     }
     world.0.set_draining(LinkId(1));
     world.0.set_silence(LinkId(2), Silence::Suspected);
-    // One peer's agents are draining, one goes away itself (the nearest), one is silent.
-    world.says(PEER + 1, "", draining());
-    world.0.set_peer_draining(LinkId(PEER + 2));
-    world.0.set_peer_draining(LinkId(PEER + 3));
+    // The agents of all but one are draining (one of them is the nearest), and one of these is silent, too.
+    for peer in 1..4 {
+        world.says(PEER + peer, "", draining());
+    }
     world.0.set_peer_silent(LinkId(PEER + 3), true);
     let order = [PEER, 1, PEER + 2, PEER + 1, 2, PEER + 3];
     for at in 0..order.len() {

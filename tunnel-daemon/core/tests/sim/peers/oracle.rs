@@ -131,7 +131,7 @@ impl PeerWorld {
             let said = link.heard.get(scope)?;
             let phase = match link.is_silent {
                 true => 6,
-                false if link.is_draining || said.draining => 3,
+                false if said.draining => 3,
                 false => 0,
             };
             Some((phase + if link.is_near { 1 } else { 2 }, *id))

@@ -125,7 +125,6 @@ pub(super) struct PeerLink {
     pub(super) is_near: bool,
     pub(super) answers: Arc<AnswerTimes>,
     pub(super) is_silent: bool,
-    pub(super) is_draining: bool,
     /// What the asker knows.
     pub(super) heard: BTreeMap<Scope, PeerKey>,
     /// What the holder has said; `None`: nothing yet.
@@ -144,9 +143,6 @@ pub(super) enum Event {
         link: LinkId,
         changes: Vec<Change>,
         complete: bool,
-    },
-    Draining {
-        link: LinkId,
     },
     /// A question reaches an agent.
     Ask {
@@ -195,7 +191,6 @@ impl Event {
     fn link(&self) -> Option<LinkId> {
         match self {
             Self::Keys { link, .. }
-            | Self::Draining { link }
             | Self::Ask { link, .. }
             | Self::Outcome { link, .. }
             | Self::Forward { link, .. }
@@ -405,13 +400,6 @@ impl PeerWorld {
                     self.servers[asker].registry.complete_peer(link);
                 }
             }
-            Event::Draining { link } => {
-                let peer = self.peers.get_mut(&link).unwrap();
-                peer.is_draining = true;
-                let asker = peer.asker;
-                self.servers[asker].registry.set_peer_draining(link);
-                self.changed.insert(asker);
-            }
             Event::Ask { ask, .. } => self.agent_asked(ask),
             Event::Outcome { ask, outcome, .. } => self.agent_answered(ask, outcome),
             Event::Forward { forward, bytes, .. } => self.forwarded(forward, &bytes),
@@ -485,6 +473,10 @@ impl PeerWorld {
             .map(|server| {
                 let mut keys = server.registry.announced(self.now, hash);
                 keys.sort_unstable();
+                // A server that goes away says so of each of its keys.
+                for (_, said) in &mut keys {
+                    said.draining |= server.leaves_at.is_some();
+                }
                 keys
             })
             .collect();
@@ -629,11 +621,6 @@ impl PeerWorld {
         } else if self.rng.once_in(250) && self.servers[at].leaves_at.is_none() {
             let seconds = self.rng.within(1..=3);
             self.servers[at].leaves_at = Some(self.now.after(Duration::from_secs(seconds)));
-            let links = self.peers.iter().filter(|(_, link)| link.holder == at);
-            let links: Vec<LinkId> = links.map(|(id, _)| *id).collect();
-            for link in links {
-                self.carry(Event::Draining { link });
-            }
         }
     }
 
@@ -717,7 +704,6 @@ impl PeerWorld {
             is_near,
             answers: Arc::default(),
             is_silent: false,
-            is_draining: false,
             heard: BTreeMap::new(),
             told: None,
             last_at: self.now,
