@@ -31,7 +31,7 @@ use adit_net::tasks::Tasks;
 use adit_peer::{PeerSettings, PeerState, Peers};
 use adit_server::backend::{
     AgentAuthenticator, AgentAuthorizer, Announcements, Backend, BackendSettings, Forwarding,
-    PeerBackend,
+    PeerBackend, tunnels_of_peers,
 };
 use adit_server::frontend::events::FrontendContext;
 use adit_server::router::{DialLimits, LinkHandle, Router};
@@ -133,6 +133,7 @@ impl Parts<'_> {
             services.spawn_always("peer-keys", announcing);
             let forwarding = Forwarding {
                 pending: Arc::new(Semaphore::new(router.limits().pending_max / 2)),
+                tunnels: Arc::new(tunnels_of_peers(&process.budget)),
                 router: Arc::clone(router),
                 clients: Arc::clone(self.clients),
                 tasks: self.clients.tasks.clone(),
@@ -523,7 +524,8 @@ mod tests {
                 .peer(name, PeerDirection::To);
             let peer = router.register_peer(id, false, Arc::new(Nobody), series);
             let peer = peer.expect("there is room");
-            peer.announced(std::iter::empty(), true).expect("no keys");
+            peer.announced(std::iter::empty(), 0, true)
+                .expect("no keys");
             peer
         };
         let mut peers: Vec<_> = ["a", "b", "c"].map(join).into();

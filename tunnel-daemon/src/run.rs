@@ -330,7 +330,11 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
         "server is up"
     );
     service_manager::ready();
-    signals.next().await;
+    if plan.agents.port.is_none() {
+        beside_another(&mut signals).await;
+    } else {
+        signals.next().await;
+    }
     tracing::info!("signal received: shutting down");
     service_manager::stopping();
     let grace = grace(plan.shutdown);
@@ -354,6 +358,21 @@ fn grace(plan: ShutdownPlan) -> Option<Duration> {
     }
 }
 
+/// Waits for a signal, in a small process beside another one: most of what the start needed is not needed again.
+async fn beside_another(signals: &mut Signals) {
+    let rests = async {
+        tokio::time::sleep(RESTS_AFTER).await;
+        if let Err(error) = give_back_code() {
+            tracing::debug!(%error, "the code of the start stays in memory");
+        }
+        std::future::pending().await
+    };
+    tokio::select! {
+        () = signals.next() => (),
+        () = rests => (),
+    }
+}
+
 async fn run_proxy(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result<ExitCode> {
     let mut signals = Signals::new()?;
     let starting = proxy::start_with(plan, controls);
@@ -371,18 +390,7 @@ async fn run_proxy(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result<Exit
         "proxy is up"
     );
     service_manager::ready();
-    let rests = async {
-        tokio::time::sleep(RESTS_AFTER).await;
-        // A small process beside another one: most of what the start needed is not needed again.
-        if let Err(error) = give_back_code() {
-            tracing::debug!(%error, "the code of the start stays in memory");
-        }
-        std::future::pending().await
-    };
-    tokio::select! {
-        () = signals.next() => (),
-        () = rests => (),
-    }
+    beside_another(&mut signals).await;
     tracing::info!("signal received: shutting down");
     service_manager::stopping();
     let stopped = async {

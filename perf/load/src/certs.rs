@@ -10,7 +10,7 @@ use anyhow::Context as _;
 const SERVER_NAMES: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// Writes `ca.pem`, and for `server` and `agent` each `NAME.pem`, `NAME.key` and both in one as `NAME.both.pem`.
-/// `names` are further names of the server.
+/// `names` are further names of the server. `peer` is of another CA, `peers-ca.pem`.
 ///
 /// # Errors
 /// The folder is not writable, or a key cannot be generated.
@@ -32,7 +32,11 @@ pub(crate) fn write(folder: &Path, names: &[String]) -> anyhow::Result<()> {
         let both = pair.cert_pem + &pair.key_pem;
         save(&format!("{name}.both.pem"), &both)?;
     }
-    Ok(())
+    let peers = ThrowawayCa::new("load test CA of peers")?;
+    save("peers-ca.pem", &peers.cert_pem())?;
+    let pair = peers.issue(Usage::Peer, "peer", &server_names)?;
+    save("peer.pem", &pair.cert_pem)?;
+    save("peer.key", &pair.key_pem)
 }
 
 #[cfg(test)]
@@ -49,6 +53,9 @@ mod tests {
             "server.key",
             "agent.pem",
             "agent.key",
+            "peers-ca.pem",
+            "peer.pem",
+            "peer.key",
         ] {
             assert!(folder.path().join(name).is_file(), "{name}");
         }

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 use std::os::fd::AsFd as _;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -20,7 +21,10 @@ use adit_server::backend::changes;
 use adit_server::router::{RegisteredPeer, TooManyPeers};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{Offence, PeerDirection};
-use adit_tunnel::lane::{Lane, bind_to_server};
+use adit_tls::cause::TlsCause;
+use adit_tls::tls::server_name;
+use adit_tunnel::lane::{Lane, LaneRights, bind_to_server};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -73,6 +77,9 @@ pub(crate) enum PeerError {
     /// The peer did not announce its keys.
     #[error("the server there announced no keys within {} s", KEYS_WITHIN.as_secs())]
     NoKeys,
+    /// Files of this server that are new refuse the peer's certificate.
+    #[error("the certificate of the server there is no longer accepted: {0}")]
+    Certificate(TlsCause),
     /// The peer broke the protocol.
     #[error("the server there broke the protocol: {0}")]
     Offence(String),
@@ -98,6 +105,31 @@ struct Events {
 }
 
 impl Events {
+    fn new(metrics: AditMetrics) -> Self {
+        Self {
+            metrics,
+            peer: OnceLock::new(),
+            complete: watch::channel(false).0,
+            offence: Mutex::default(),
+            ended: CancellationToken::new(),
+        }
+    }
+
+    /// Waits until the peer has broken the protocol.
+    async fn broken(&self) -> PeerError {
+        self.ended.cancelled().await;
+        PeerError::Offence(self.offence().unwrap_or_default())
+    }
+
+    /// Waits until the peer's keys are overdue.
+    async fn unannounced(&self) {
+        let mut complete = self.complete.subscribe();
+        let announced = timeout(KEYS_WITHIN, complete.wait_for(|complete| *complete));
+        if announced.await.is_ok() {
+            std::future::pending().await
+        }
+    }
+
     fn offended(&self, what: &str) {
         let mut offence = self.offence.lock().unwrap_or_else(PoisonError::into_inner);
         offence.get_or_insert_with(|| what.to_owned());
@@ -115,7 +147,7 @@ impl AskerEvents for Events {
         let Some(peer) = self.peer.get().and_then(Weak::upgrade) else {
             return;
         };
-        match peer.announced(changes(&keys), keys.complete) {
+        match peer.announced(changes(&keys), keys.changes.len(), keys.complete) {
             Ok(()) if keys.complete => {
                 self.complete.send_replace(true);
             }
@@ -129,6 +161,22 @@ impl AskerEvents for Events {
         self.offended(&format!(
             "it sent {by}, and this server dials nothing for it"
         ));
+    }
+}
+
+/// Whether tunnels at a peer may go on; they would outlive its link.
+#[derive(Default, Debug)]
+struct Trust {
+    is_lost: AtomicBool,
+}
+
+impl LaneRights for Trust {
+    fn are_revoked(&self) -> bool {
+        self.is_lost.load(Relaxed)
+    }
+
+    fn revoke(&self) {
+        self.is_lost.store(true, Relaxed);
     }
 }
 
@@ -147,16 +195,15 @@ pub(crate) async fn run(
     {
         Err(_elapsed) => PeerError::Elapsed,
         Ok(Err(error)) => error,
-        Ok(Ok((opened, hello))) => {
-            let server = opened.server.server.clone();
-            let entered = shared
-                .held()
-                .enter(&server, hello.incarnation, Instant::now());
+        Ok(Ok(found)) => {
+            let (server, incarnation) =
+                (found.opened.server.server.clone(), found.hello.incarnation);
+            let entered = shared.held().enter(&server, incarnation, Instant::now());
             match entered {
                 Err(why) => why.into(),
                 Ok(replaced) => {
-                    let over = keep(shared, connector, address, opened, &replaced, state).await;
-                    shared.held().leave(&server, hello.incarnation);
+                    let over = keep(shared, connector, address, found, &replaced, state).await;
+                    shared.held().leave(&server, incarnation);
                     over
                 }
             }
@@ -164,12 +211,35 @@ pub(crate) async fn run(
     }
 }
 
+/// A peer that has answered.
+struct Found {
+    opened: Opened,
+    hello: PeerHello,
+    certificate: Shown,
+}
+
+/// The certificates that a peer has shown, its own first, for this name, and when they were accepted.
+struct Shown {
+    chain: Vec<CertificateDer<'static>>,
+    name: ServerName<'static>,
+    at: UnixTime,
+}
+
 async fn connect(
     shared: &Shared,
     connector: &ServerConnector,
     address: &ServerAddress,
-) -> Result<(Opened, PeerHello), PeerError> {
+) -> Result<Found, PeerError> {
     let Connected { stream, authority } = connector.connect(address).await?;
+    let ServerAddress::Host { host, .. } = address else {
+        // Peers are found by name or address.
+        return Err(PeerError::NoPeer);
+    };
+    let certificate = Shown {
+        chain: stream.certificates().to_vec(),
+        name: server_name(host).map_err(|_invalid| PeerError::NoPeer)?,
+        at: UnixTime::now(),
+    };
     let socket = stream
         .tcp()
         .and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
@@ -194,28 +264,33 @@ async fn connect(
             ours: settings.group.clone(),
         });
     }
-    Ok((opened, hello))
+    Ok(Found {
+        opened,
+        hello,
+        certificate,
+    })
 }
 
+/// Serves an open link to its end.
 async fn keep(
     shared: &Shared,
     connector: &ServerConnector,
     address: &ServerAddress,
-    opened: Opened,
+    found: Found,
     replaced: &CancellationToken,
     state: &watch::Sender<PeerState>,
 ) -> PeerError {
-    let events = Arc::new(Events {
-        metrics: shared.settings.metrics.clone(),
-        peer: OnceLock::new(),
-        complete: watch::channel(false).0,
-        offence: Mutex::default(),
-        ended: CancellationToken::new(),
-    });
+    let Found {
+        opened,
+        certificate,
+        ..
+    } = found;
+    let settings = &shared.settings;
+    let events = Arc::new(Events::new(settings.metrics.clone()));
     let mut context = shared.context.clone();
     context.asker = Some(Arc::<Events>::clone(&events));
     let server = opened.server.server.clone();
-    let zone = shared.settings.hello.zone.as_deref();
+    let zone = settings.hello.zone.as_deref();
     let near = zone.is_some() && zone == opened.server.zone.as_deref();
     let (link, silence, running) = opened.start(&context, LANES_MAX);
     let Some(lanes) = link.lanes.clone() else {
@@ -228,7 +303,7 @@ async fn keep(
         lanes: lanes.clone(),
         over: link_over,
     });
-    let series = (shared.settings.metrics).peer(server.as_str(), PeerDirection::To);
+    let series = settings.metrics.peer(server.as_str(), PeerDirection::To);
     let peer = match shared
         .router
         .register_peer(server.clone(), near, opener, series)
@@ -239,7 +314,7 @@ async fn keep(
     let _first = events.peer.set(Arc::downgrade(&peer));
     state.send_replace(PeerState::Linked(peer.handle().clone()));
     tracing::info!(%server, %address, version = link.version.as_str().unwrap_or_default(), "linked to another server");
-    let (tell, mut told) = watch::channel(false);
+    let (tell, told) = watch::channel(false);
     let watching = silence.watch(|is_silent| {
         peer.silent(is_silent);
         if is_silent {
@@ -249,57 +324,60 @@ async fn keep(
         }
         tell.send_replace(is_silent);
     });
-    let dead = async {
-        loop {
-            if *told.borrow_and_update() {
-                tokio::select! {
-                    _changed = told.changed() => continue,
-                    () = sleep(DEAD_AFTER) => return,
-                }
-            }
-            if told.changed().await.is_err() {
-                return std::future::pending().await;
-            }
-        }
-    };
-    let mut complete = events.complete.subscribe();
-    let unannounced = async {
-        let announced = timeout(KEYS_WITHIN, complete.wait_for(|complete| *complete));
-        if announced.await.is_ok() {
-            std::future::pending().await
-        }
-    };
-    let keeping = lanes
-        .clone()
-        .run(|_cause| Box::pin(open_lane(connector, address, &server, &lanes)));
-    let watching = async {
-        watching.await;
+    let trust = Arc::<Trust>::default();
+    let keeping = lanes.clone().run(|_cause| {
+        let opening = open_lane(connector, address, &server, &lanes);
+        let trust = Arc::<Trust>::clone(&trust);
+        Box::pin(async move {
+            let (keeper, mut lane) = opening.await?;
+            lane.depend_on(trust);
+            Ok((keeper, lane))
+        })
+    });
+    let aside = async {
+        let _over = tokio::join!(watching, keeping);
         std::future::pending::<Infallible>().await
     };
-    let keeping = async {
-        keeping.await;
-        std::future::pending::<Infallible>().await
-    };
-    let (running, aside) = (
-        pin!(running),
-        pin!(async { tokio::join!(watching, keeping) }),
-    );
+    let Shown { chain, name, at } = &certificate;
+    let refused = settings.tls.refuses_server(chain, name, *at);
+    let (running, aside, refused) = (pin!(running), pin!(aside), pin!(refused));
     let over = tokio::select! {
         biased;
         over = running => PeerError::Ended(over.to_string()),
-        () = events.ended.cancelled() => PeerError::Offence(events.offence().unwrap_or_default()),
+        broken = events.broken() => broken,
         () = replaced.cancelled() => PeerError::Replaced,
-        () = dead => PeerError::Silent,
-        () = unannounced => PeerError::NoKeys,
-        () = shared.settings.stop.cancelled() => PeerError::Ended("this server stops".to_owned()),
-        (never, _) = aside => match never {},
+        () = dead(told) => PeerError::Silent,
+        () = events.unannounced() => PeerError::NoKeys,
+        error = refused => PeerError::Certificate(TlsCause::of(&error)),
+        () = settings.stop.cancelled() => PeerError::Ended("this server stops".to_owned()),
+        never = aside => match never {},
     };
-    if let PeerError::Silent = over {
-        // Dials that it has not answered go on to others.
-        peer.silent(true);
+    match over {
+        PeerError::Silent => {
+            // Dials that it has not answered go on to others.
+            peer.silent(true);
+            trust.revoke();
+        }
+        PeerError::Certificate(_) | PeerError::Offence(_) => trust.revoke(),
+        _ => (),
     }
     lanes.close();
     over
+}
+
+/// Waits until the peer has been silent for too long.
+async fn dead(mut told: watch::Receiver<bool>) {
+    loop {
+        if *told.borrow_and_update() {
+            tokio::select! {
+                _changed = told.changed() => continue,
+                () = sleep(DEAD_AFTER) => return,
+            }
+        }
+        if told.changed().await.is_err() {
+            return std::future::pending().await;
+        }
+    }
 }
 
 /// Connects a lane to the peer and binds it to the link.

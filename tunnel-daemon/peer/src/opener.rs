@@ -11,8 +11,8 @@ use adit_server::router::{Asking, PeerAnswer, PeerOpener};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// How long a dial waits for a lane.
-const LENT_WITHIN: Duration = Duration::from_secs(1);
+/// How long a dial waits for a lane: as long as a lane may take, of which a burst of dials needs many. Meanwhile the dial is hedged.
+const LENT_WITHIN: Duration = Duration::from_secs(10);
 /// Lanes tried for one dial: each before the last was lost before the peer could see the dial.
 const ATTEMPTS_MAX: usize = 3;
 

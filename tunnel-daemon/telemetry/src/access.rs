@@ -43,6 +43,15 @@ pub struct TunnelRecord<'a> {
     pub opened_by: OpenedBy,
     /// What the agent has proved, by its certificate or token.
     pub principal: Option<&'a str>,
+    /// The server that forwards the dial, and what it says of its client.
+    pub asked_by: Option<(&'a str, &'a str)>,
+}
+
+impl TunnelRecord<'_> {
+    fn claimed_client(&self) -> Option<&str> {
+        let (_server, client) = self.asked_by?;
+        (!client.is_empty()).then(|| cut(client))
+    }
 }
 
 /// What came of a dial.
@@ -128,6 +137,8 @@ fn emit(record: &TunnelRecord<'_>, suppressed: u64) {
             path = record.path.map(|path| path.as_str()),
             opened_by = record.opened_by.as_str(),
             principal = record.principal.map(cut),
+            asked_by = record.asked_by.map(|(server, _)| cut(server)),
+            claimed_client = record.claimed_client(),
             suppressed,
             "tunnel ended"
         ),
@@ -171,6 +182,8 @@ fn emit_dial(
         path = record.path.map(|path| path.as_str()),
         opened_by = record.opened_by.as_str(),
         principal = record.principal.map(cut),
+        asked_by = record.asked_by.map(|(server, _)| cut(server)),
+        claimed_client = record.claimed_client(),
         suppressed,
         "{}",
         if failure.is_some() { "dial failed" } else { "dial cancelled" }
@@ -215,6 +228,7 @@ mod tests {
             path: Some(Path::Lane),
             opened_by: OpenedBy::Client,
             principal: None,
+            asked_by: None,
         }
     }
 
@@ -243,9 +257,17 @@ mod tests {
         assert_eq!(event["driver_reason"], "framed");
         assert_eq!(event["opened_by"], "client");
         assert!(
-            ["suppressed", "detail", "principal", "agents_asked", "via"]
-                .iter()
-                .all(|absent| event.get(absent).is_none()),
+            [
+                "suppressed",
+                "detail",
+                "principal",
+                "agents_asked",
+                "via",
+                "asked_by",
+                "claimed_client"
+            ]
+            .iter()
+            .all(|absent| event.get(absent).is_none()),
             "{text}"
         );
     }

@@ -270,6 +270,8 @@ label! {
         Transparent = "transparent",
         /// A listener of an agent; the agent opens the tunnel.
         Node = "node",
+        /// Another server, which forwards a dial of its client.
+        Peer = "peer",
     }
 
     /// Which end asked for a tunnel.
@@ -278,6 +280,8 @@ label! {
         Client = "client",
         /// An agent, for a client of one of its listeners.
         Agent = "agent",
+        /// Another server, for a client of one of its frontends.
+        Peer = "peer",
     }
 
     /// Why a tunnel requested by an agent was not opened.

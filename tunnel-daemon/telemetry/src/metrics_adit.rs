@@ -19,7 +19,7 @@ use crate::guard::GaugeGuard;
 use crate::labels::{
     AgentRefusal, CertificateKind, DialCap, DialRetry, Driver, EndClass, EndReason, Engine,
     HandshakeFailure, Label as _, LaneCloseReason, LaneDial, LaneRefusal, LaneState, LinkEnding,
-    Listener, NodeRefusal, Offence, OpenedBy, Path, PeerDirection, PeerKind, ReloadResult,
+    Listener, NodeRefusal, Offence, Path, PeerDirection, PeerKind, ReloadResult,
 };
 use crate::metrics_account::AccountMetrics;
 use crate::metrics_redirect::RedirectMetrics;
@@ -319,7 +319,7 @@ impl std::fmt::Debug for AditMetrics {
 #[must_use = "the tunnel counts as ended as soon as this is dropped"]
 pub struct CountedTunnel {
     metrics: AditMetrics,
-    opened_by: OpenedBy,
+    by_agent: bool,
     reason: Option<EndReason>,
 }
 
@@ -329,7 +329,7 @@ impl CountedTunnel {
         metrics.tunnels_opened.count(path);
         Self {
             metrics: metrics.clone(),
-            opened_by: OpenedBy::Client,
+            by_agent: false,
             reason: None,
         }
     }
@@ -338,7 +338,7 @@ impl CountedTunnel {
     pub fn opened_by_agent(metrics: &AditMetrics) -> Self {
         Self {
             metrics: metrics.clone(),
-            opened_by: OpenedBy::Agent,
+            by_agent: true,
             reason: None,
         }
     }
@@ -352,9 +352,10 @@ impl CountedTunnel {
 impl Drop for CountedTunnel {
     fn drop(&mut self) {
         let reason = self.reason.unwrap_or_else(EndReason::of_drop);
-        match self.opened_by {
-            OpenedBy::Client => self.metrics.tunnels_closed.count(reason.end()),
-            OpenedBy::Agent => self.metrics.node_closed.count(reason.end()),
+        if self.by_agent {
+            self.metrics.node_closed.count(reason.end());
+        } else {
+            self.metrics.tunnels_closed.count(reason.end());
         }
     }
 }

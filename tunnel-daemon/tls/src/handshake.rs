@@ -109,7 +109,7 @@ pub async fn connect_tls(
     deadline: Duration,
 ) -> Result<ByteStream, HandshakeError> {
     let alpn = alpn.unwrap_or_else(|| &tls.spec().alpn);
-    let mut config = tls.current();
+    let mut config = Arc::clone(&tls.current().config);
     let secrets = alpn.gives_records().then(Arc::default);
     if let Some(secrets) = &secrets {
         Arc::make_mut(&mut config).key_log = Arc::<TrafficSecrets>::clone(secrets);

@@ -13,7 +13,8 @@ use std::{
 use adit_host::files::{OthersMay, ReadError, Reader, STUCK_AFTER, others_may};
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
-use rustls_pki_types::{CertificateDer, UnixTime};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 pub use self::changes::Changes;
@@ -39,6 +40,8 @@ pub struct Reloadable<S: TlsSpec> {
     loaded: Mutex<Loaded>,
     /// Held during a reload, so that two reloads cannot swap out of order.
     reloading: Mutex<()>,
+    /// Told of each reload that replaced something.
+    replaced: Notify,
 }
 
 /// Contents of files that a configuration was built from.
@@ -90,6 +93,7 @@ impl<S: TlsSpec> Reloadable<S> {
             current: ArcSwap::from_pointee(config),
             loaded: Mutex::new(loaded),
             reloading: Mutex::new(()),
+            replaced: Notify::new(),
         }))
     }
 
@@ -107,6 +111,34 @@ impl<S: TlsSpec> Reloadable<S> {
 
     fn loaded(&self) -> MutexGuard<'_, Loaded> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reloadable<ClientTls> {
+    /// Waits until a server's certificate, which was accepted at the time `at` of its handshake, is refused by files in use: it
+    /// is on a revocation list, or no current CA has issued it. One that has expired since is accepted. The chain begins with the
+    /// server's own certificate.
+    pub async fn refuses_server(
+        &self,
+        chain: &[CertificateDer<'static>],
+        name: &ServerName<'_>,
+        at: UnixTime,
+    ) -> rustls::Error {
+        loop {
+            let replaced = self.replaced.notified();
+            if let [own, intermediates @ ..] = chain
+                && let Err(error) = self.current.load().servers.verify_server_cert(
+                    own,
+                    intermediates,
+                    name,
+                    &[],
+                    at,
+                )
+            {
+                return error;
+            }
+            replaced.await;
+        }
     }
 }
 
@@ -180,6 +212,7 @@ impl<S: TlsSpec> Reload for Reloadable<S> {
         self.current.store(Arc::new(config));
         // Written last, so it is still true after a panic in between.
         *self.loaded() = built_from;
+        self.replaced.notify_waiters();
         Ok(Reloaded::Replaced)
     }
 

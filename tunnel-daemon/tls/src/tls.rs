@@ -9,7 +9,8 @@ use std::{
 };
 
 use rustls::{
-    ClientConfig, ServerConfig, crypto::CryptoProvider, server::danger::ClientCertVerifier,
+    ClientConfig, ServerConfig, client::danger::ServerCertVerifier, crypto::CryptoProvider,
+    server::danger::ClientCertVerifier,
 };
 use rustls_pki_types::ServerName;
 use zeroize::Zeroizing;
@@ -263,8 +264,16 @@ fn revocation_lists(
     Ok(lists)
 }
 
+/// The configuration of a dialler.
+pub struct ClientSide {
+    /// For handshakes.
+    pub(super) config: Arc<ClientConfig>,
+    /// Verifier of server certificates.
+    pub(super) servers: Arc<dyn ServerCertVerifier>,
+}
+
 impl TlsSpec for ClientTls {
-    type Config = ClientConfig;
+    type Config = ClientSide;
 
     fn key(&self) -> Option<&Path> {
         self.identity.as_ref().map(|(_cert, key)| key.as_path())
@@ -280,17 +289,18 @@ impl TlsSpec for ClientTls {
             .collect()
     }
 
-    fn build(&self, files: &TlsFiles) -> Result<ClientConfig, TlsError> {
+    fn build(&self, files: &TlsFiles) -> Result<ClientSide, TlsError> {
         let provider = provider(&self.policy);
         let (ca_path, ca_bytes) = files.pair(&self.ca)?;
         let roots = ca::parse_bundle(ca_path, ca_bytes)?;
         let lists = revocation_lists(self.crl.as_deref(), files, &roots)?;
+        let servers = verifier::of_servers(roots, lists, &provider)?;
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions(&self.policy))
             .map_err(refused)?
             // As rustls verifies, with one more usage accepted.
             .dangerous()
-            .with_custom_certificate_verifier(verifier::of_servers(roots, lists, &provider)?);
+            .with_custom_certificate_verifier(Arc::clone(&servers));
         let mut config = match &self.identity {
             Some((cert, key)) => {
                 let (cert, key) = (files.pair(cert)?, files.pair(key)?);
@@ -302,7 +312,10 @@ impl TlsSpec for ClientTls {
         config.alpn_protocols.clone_from(&self.alpn.protocols);
         // For lanes, which use this configuration with other protocols and leave rustls.
         config.enable_secret_extraction = true;
-        Ok(config)
+        Ok(ClientSide {
+            config: Arc::new(config),
+            servers,
+        })
     }
 }
 

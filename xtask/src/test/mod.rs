@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn selected_test_modules_exist() {
         let workspace = Workspace::here().unwrap();
-        for module in SCALE.into_iter().chain(TLS) {
+        for module in SCALE.into_iter().chain(TLS).chain(tiers::THROUGH_PEER) {
             let file = format!("tunnel-daemon/tests/loopback/cases/{module}.rs");
             assert!(workspace.path(&file).is_file(), "{file}");
         }

@@ -33,6 +33,8 @@ pub(super) struct Job<'a> {
     pub(super) limit: Duration,
     /// The phase in which it runs.
     pub(super) phase: Phase,
+    /// Its clients' server reaches agents through another server.
+    pub(super) through_peer: bool,
 }
 
 /// Phases of a run, in sequence.
@@ -126,6 +128,9 @@ fn command(job: &Job<'_>, settings: &Settings) -> Command {
         // The default socket is one for the whole host.
         .env("ADIT_ADMIN_SOCKET", "off")
         .stdin(Stdio::null());
+    if job.through_peer {
+        command.env("ADIT_THROUGH_PEER", "1");
+    }
     for (name, value) in &settings.variables {
         match value {
             Some(value) => command.env(name, value),
@@ -136,7 +141,12 @@ fn command(job: &Job<'_>, settings: &Settings) -> Command {
 }
 
 fn run_one(job: &Job<'_>, settings: &Settings) -> anyhow::Result<Done> {
-    let name = format!("{} {}", job.binary.label, job.test);
+    let way = if job.through_peer {
+        " through a peer"
+    } else {
+        ""
+    };
+    let name = format!("{} {}{way}", job.binary.label, job.test);
     // A file, not a pipe: a process that outlives the test may keep it open.
     let mut file = tempfile::tempfile().context("a file for the output of a test")?;
     let mut command = command(job, settings);
@@ -231,6 +241,7 @@ mod tests {
                 test,
                 limit,
                 phase: *phase,
+                through_peer: false,
             })
             .collect();
         run(&jobs, &settings()).unwrap()

@@ -84,6 +84,11 @@ const AT_NIGHT: &[Pattern] = &[
     Pattern("adit::interop", "upstream_suite::every_"),
 ];
 
+/// Modules of loopback tests whose subject is what clients see. All their tests run a second time, with a server that has no agents
+/// and asks another one.
+pub(super) const THROUGH_PEER: [&str; 5] =
+    ["curl", "hostile_clients", "http_proxy", "socks5", "tunnels"];
+
 /// An older release of upstream.
 #[derive(Clone, Copy)]
 pub(super) struct Older {
@@ -147,7 +152,14 @@ impl Tier {
                     test.contains(text) || format!("{} {test}", binary.label).contains(text)
                 });
                 if is_asked && self.has(&binary.label, test) {
-                    jobs.push(self.job(binary, test));
+                    let job = self.job(binary, test);
+                    jobs.push(job);
+                    if runs_through_peer(&binary.label, test) {
+                        jobs.push(Job {
+                            through_peer: true,
+                            ..job
+                        });
+                    }
                 }
             }
             let first = binary
@@ -181,6 +193,7 @@ impl Tier {
             } else {
                 Phase::Beside
             },
+            through_peer: false,
         }
     }
 
@@ -196,6 +209,13 @@ impl Tier {
         };
         self.nightly || !(is_at_night || of_another())
     }
+}
+
+fn runs_through_peer(binary: &str, test: &str) -> bool {
+    let mut path = test.split("::");
+    binary == "adit::loopback"
+        && path.next() == Some("cases")
+        && path.next().is_some_and(|it| THROUGH_PEER.contains(&it))
 }
 
 /// Finds patterns that match no test, which would otherwise have no effect unnoticed.
@@ -265,6 +285,24 @@ mod tests {
         assert_eq!(names(&changed, None), has);
         let night = Tier::of("abc1234", true);
         assert_eq!(names(&night, None).len(), 6);
+    }
+
+    #[test]
+    fn tests_of_clients_run_a_second_time() {
+        let tests = ["cases::tunnels::a", "cases::tunnels_of_nodes::b"];
+        let binaries = vec![Binary {
+            label: "adit::loopback".to_owned(),
+            path: PathBuf::new(),
+            folder: PathBuf::new(),
+            tests: tests.map(str::to_owned).to_vec(),
+        }];
+        let jobs = Tier::of("abc1234", false).jobs(&binaries, None);
+        let jobs: Vec<_> = jobs
+            .iter()
+            .map(|job| (job.test, job.through_peer))
+            .collect();
+        let expected = [(tests[0], false), (tests[0], true), (tests[1], false)];
+        assert_eq!(jobs, expected);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A peer can start itself for one measurement. If it cannot be measured here, the reason becomes a row of the report, and the
 //! run goes on.
 
+mod forward;
 mod forwarders;
 mod konnectivity;
 mod proxies;
@@ -28,7 +29,7 @@ use crate::steps::{self, Running};
 /// Names of the peers, for people who write another one.
 const NAMES: &str = "direct, relay, relay-ENGINE-MOVER, relay-tokio-uring, upstream, upstream-tokens, adit, adit-tokens, adit-plaintext, adit-link, \
                      adit-redirect, adit-node, adit-node-redirect, adit-server, adit-agent, adit-cgroups, \
-                     adit-account-cgroups, adit-again-cgroups, haproxy, haproxy-plaintext, rathole, openvpn, \
+                     adit-account-cgroups, adit-again-cgroups, adit-forward, haproxy, haproxy-plaintext, rathole, openvpn, \
                      adit-proxy, hypershift-proxy, microsocks, tinyproxy";
 /// Names of the three targets that the load dials.
 const TARGETS: [&str; 3] = ["echo", "source", "sink"];
@@ -249,6 +250,7 @@ pub(crate) fn find(name: &str, programs: &Programs) -> anyhow::Result<Peer> {
     let fleet = |server, agent| Konnectivity::fleet(name, server, agent).into_peer();
     match name {
         "direct" => return Ok(Peer::direct()),
+        "adit-forward" => return forward::adit(programs),
         "adit-proxy" => return proxies::adit(programs),
         "hypershift-proxy" => return proxies::hypershift(programs),
         "microsocks" => return proxies::microsocks(),

@@ -9,6 +9,8 @@ use super::Tunnel;
 
 /// Longest response head.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
+/// Most that is shown of the rest of another answer than 200.
+const ANSWER_BYTES_MAX: u64 = 1024;
 
 /// Opens a tunnel on a connection to a frontend.
 ///
@@ -27,9 +29,11 @@ pub(super) async fn open(mut stream: Tunnel, address: SocketAddr) -> io::Result<
     match status(&head) {
         Some(200) if head.ends_with(b"\r\n\r\n") => Ok(stream),
         _ => {
+            // The body says why.
+            let mut rest = stream.take(ANSWER_BYTES_MAX);
+            let _cut = rest.read_to_end(&mut head).await;
             let text = String::from_utf8_lossy(&head);
-            let line = text.lines().next().unwrap_or_default();
-            Err(io::Error::other(format!("CONNECT was answered {line:?}")))
+            Err(io::Error::other(format!("CONNECT was answered {text:?}")))
         }
     }
 }

@@ -8,7 +8,7 @@ mod scope;
 mod strategy;
 
 pub use agents::{Availability, Condition, Registry, Silence, Standing};
-pub use peers::{PEER_KEYS_MAX, PeerKey, TooManyKeys};
+pub use peers::{PEER_KEYS_MAX, PeerExcess, PeerKey};
 pub use scope::Scope;
 pub use strategy::{Strategies, StrategiesError, Strategy};
 

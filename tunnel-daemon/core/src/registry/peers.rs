@@ -20,8 +20,12 @@ use crate::session::Moment;
 
 /// Most keys of one peer.
 pub const PEER_KEYS_MAX: usize = 1 << 17;
-/// Most keys of all peers together: about 40 MiB.
+/// Most keys of all peers together: about 40 MiB. When there are more, the peer that has most loses all of its own.
 const ALL_KEYS_MAX: usize = 1 << 19;
+/// Changes that a peer may send at once: all keys that it can have come, drain and go.
+const CHANGES_AT_ONCE: u64 = 3 << 17;
+/// Changes that a peer may send in a second, in the long run.
+const CHANGES_PER_SECOND: u64 = 5_000;
 /// Most keys whose owners are kept peer by peer: 16 MiB with all peers. Beyond, such a key stays without an owner, so its dials
 /// are not hedged.
 const MIXED_KEYS_MAX: usize = 1 << 14;
@@ -35,10 +39,20 @@ pub struct PeerKey {
     pub draining: bool,
 }
 
-/// A peer has more keys than this server keeps.
+/// A peer announces more than this server takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the peer announces more keys than are kept: at most {PEER_KEYS_MAX} of one peer")]
-pub struct TooManyKeys;
+pub enum PeerExcess {
+    /// More keys than are kept.
+    #[error(
+        "the peer announces more keys than are kept: at most {PEER_KEYS_MAX} of one peer, and {ALL_KEYS_MAX} of all together"
+    )]
+    Keys,
+    /// Too many changes in a short time.
+    #[error(
+        "the peer changes its keys too often: more than {CHANGES_PER_SECOND} a second for a long time"
+    )]
+    Changes,
+}
 
 /// The preference among peers of a key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -53,6 +67,10 @@ struct Peer {
     link: LinkId,
     keys: usize,
     is_complete: bool,
+    /// It has lost its keys to others.
+    is_over: bool,
+    /// Changes that it may still send at once, as of a moment.
+    changes_left: (u64, Moment),
 }
 
 /// Bit sets of peers, by slot.
@@ -156,17 +174,27 @@ impl Peers {
         Some(peer.link)
     }
 
-    fn set(&mut self, slot: usize, key: &Key, said: PeerKey) -> Result<(), TooManyKeys> {
+    fn set(&mut self, slot: usize, key: &Key, said: PeerKey) -> Result<(), PeerExcess> {
         let (hash, bit) = (self.hasher.hash_one(key), 1 << slot);
-        let is_full = self.entries.len() >= ALL_KEYS_MAX;
+        let known = self.entries.get(&hash);
+        let is_new = known.is_none_or(|entry| entry.holders & bit == 0);
+        let needs_room = known.is_none() && self.entries.len() >= ALL_KEYS_MAX;
+        let has_most = |peer: &Peer| is_new && peer.keys >= PEER_KEYS_MAX;
+        if needs_room
+            && !self
+                .slots
+                .get(slot)
+                .is_some_and(|it| it.as_ref().is_some_and(has_most))
+        {
+            self.make_room();
+        }
         let Some(peer) = self.slots.get_mut(slot).and_then(Option::as_mut) else {
             return Ok(());
         };
-        let known = self.entries.get_mut(&hash);
-        let is_new = known.as_ref().is_none_or(|entry| entry.holders & bit == 0);
-        if is_new && (peer.keys >= PEER_KEYS_MAX || (known.is_none() && is_full)) {
-            return Err(TooManyKeys);
+        if peer.is_over || has_most(peer) {
+            return Err(PeerExcess::Keys);
         }
+        let known = self.entries.get_mut(&hash);
         peer.keys += usize::from(is_new);
         let draining = if said.draining { bit } else { 0 };
         match known {
@@ -258,8 +286,21 @@ impl Peers {
         }
     }
 
-    fn remove(&mut self, slot: usize) {
-        let bit = 1 << slot;
+    /// Takes the keys of the peer that has most.
+    fn make_room(&mut self) {
+        let with_keys = |(slot, peer): (usize, &Option<Peer>)| Some((peer.as_ref()?.keys, slot));
+        let Some((_keys, largest)) = self.slots.iter().enumerate().filter_map(with_keys).max()
+        else {
+            return;
+        };
+        self.remove_keys(largest);
+        if let Some(peer) = self.slots.get_mut(largest).and_then(Option::as_mut) {
+            (peer.keys, peer.is_over) = (0, true);
+        }
+    }
+
+    fn remove_keys(&mut self, slot: usize) {
+        let bit: u64 = 1 << slot;
         let mixed: Vec<u64> = self.mixed.keys().copied().collect();
         for hash in mixed {
             self.unset_owner(hash, slot);
@@ -277,8 +318,12 @@ impl Peers {
         for length in over {
             self.lengths.remove(length);
         }
+    }
+
+    fn remove(&mut self, slot: usize) {
+        self.remove_keys(slot);
         for set in [&mut self.near, &mut self.silent] {
-            *set &= !bit;
+            *set &= !(1 << slot);
         }
         if let Some(place) = self.slots.get_mut(slot) {
             *place = None;
@@ -312,6 +357,8 @@ impl Registry {
             link,
             keys: 0,
             is_complete: false,
+            is_over: false,
+            changes_left: (CHANGES_AT_ONCE, Moment::default()),
         };
         match peers.slots.get_mut(slot) {
             Some(place) => *place = Some(peer),
@@ -335,6 +382,34 @@ impl Registry {
         }
     }
 
+    /// A peer has sent this many changes of its keys.
+    ///
+    /// # Errors
+    /// These are too many, or others needed the room of its keys.
+    pub fn count_peer_changes(
+        &mut self,
+        link: LinkId,
+        changes: usize,
+        now: Moment,
+    ) -> Result<(), PeerExcess> {
+        let slot = self.peers.slot(link);
+        let Some(peer) = slot.and_then(|slot| self.peers.slots.get_mut(slot)?.as_mut()) else {
+            return Ok(());
+        };
+        if peer.is_over {
+            return Err(PeerExcess::Keys);
+        }
+        let (left, since) = peer.changes_left;
+        let micros = u64::try_from(now.since(since).as_micros()).unwrap_or(u64::MAX);
+        let earned = micros.saturating_mul(CHANGES_PER_SECOND) / 1_000_000;
+        let left = left.saturating_add(earned).min(CHANGES_AT_ONCE);
+        // A packet without changes costs something, too.
+        let changes = u64::try_from(changes.max(1)).unwrap_or(u64::MAX);
+        let left = left.checked_sub(changes).ok_or(PeerExcess::Changes)?;
+        peer.changes_left = (left, now);
+        Ok(())
+    }
+
     /// A peer has announced a key, or that it has it no more (`None`).
     ///
     /// # Errors
@@ -344,7 +419,7 @@ impl Registry {
         link: LinkId,
         scope: &Scope,
         said: Option<PeerKey>,
-    ) -> Result<(), TooManyKeys> {
+    ) -> Result<(), PeerExcess> {
         let Some(slot) = self.peers.slot(link) else {
             return Ok(());
         };

@@ -135,6 +135,13 @@ impl ProcessBudget {
         })
     }
 
+    /// How many tunnels that are promised `bytes` each take half of the memory; `None`: it is not bounded.
+    #[must_use]
+    pub fn tunnels_in_half(&self, bytes: u64) -> Option<usize> {
+        let half = self.bounds()?.room_bytes / 2;
+        Some(usize::try_from(half / bytes.max(1)).unwrap_or(usize::MAX))
+    }
+
     fn try_promise(&self, bytes: u64) -> bool {
         let Some(bounds) = self.bounds() else {
             self.promised.fetch_add(bytes, Relaxed);
@@ -214,6 +221,15 @@ mod tests {
             counts_tcp: false,
         };
         Arc::new(ProcessBudget::new(room_bytes / 2).with_bounds(Some(bounds)))
+    }
+
+    /// Limit (memory): Tunnels that other servers forward | as many as half of the memory can be promised to: 176 KiB each
+    #[test]
+    fn half_of_the_memory_is_counted_in_tunnels() {
+        let forwarded = 2 * TunnelKind::Socket.promised_bytes();
+        assert_eq!(forwarded, 176 * 1024);
+        assert_eq!(bounded(100 * MIB).tunnels_in_half(forwarded), Some(290));
+        assert_eq!(ProcessBudget::new(MIB).tunnels_in_half(forwarded), None);
     }
 
     /// Limit (memory): Open tunnels | as many as the process can promise memory: 88 KiB each, 160 KiB for a gRPC client

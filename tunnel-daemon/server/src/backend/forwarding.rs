@@ -1,12 +1,13 @@
 //! Tunnels that peers open for their clients: each is dialled through an agent of this server, or not at all.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ServerId};
-use adit_core::lane::RefusalCode;
+use adit_core::lane::{OpenRequest, RefusalCode};
 use adit_core::peer::Forward;
-use adit_core::session::Promise;
+use adit_core::session::{ProcessBudget, Promise, TunnelKind};
 use tokio::sync::Semaphore;
 
 use crate::backend::node::AgentDoors;
@@ -15,18 +16,33 @@ use crate::owner::owner_hash;
 use crate::router::{AskedAgents, NotForwarded, Router};
 use adit_net::source_quota::Source;
 use adit_net::tasks::Tasks;
-use adit_telemetry::labels::{Offence, PeerDial, PeerDirection};
-use adit_telemetry::{AditMetrics, GaugeGuard, PeerSeries};
+use adit_telemetry::labels::{
+    ClientDialect, DialFailureReason, DialReason, Driver, DriverReason, EndClass, EndReason,
+    Engine, Label as _, Offence, OpenedBy, Path, PeerDial, PeerDirection,
+};
+use adit_telemetry::{AccessOutcome, AditMetrics, PeerSeries, TunnelFlow, TunnelRecord};
 use adit_tls::agent_identity::{AgentIdentity, Certificate};
 use adit_tunnel::{AgentOpen, AgentOpens, BridgeOutcome, Carrier, bridge};
 
 /// Dials of one peer that have no answer yet.
 const PENDING_MAX: usize = 1024;
 
+/// Bytes that a forwarded tunnel is promised: it has a socket at both ends.
+const PROMISED_BYTES: u64 = 2 * TunnelKind::Socket.promised_bytes();
+
+/// Permits for the tunnels of all peers: half of the memory is for this server's own clients.
+#[must_use]
+pub fn tunnels_of_peers(budget: &ProcessBudget) -> Semaphore {
+    let tunnels = budget.tunnels_in_half(PROMISED_BYTES);
+    Semaphore::new(tunnels.map_or(Semaphore::MAX_PERMITS, |it| it.min(Semaphore::MAX_PERMITS)))
+}
+
 /// Opens tunnels for peers.
 pub struct Forwarding {
     /// Dials of all peers that have no answer yet: half of what this server takes, so that its own clients have the rest.
     pub pending: Arc<Semaphore>,
+    /// Tunnels of all peers: what half of the memory can be promised to.
+    pub tunnels: Arc<Semaphore>,
     /// The agents of this server.
     pub router: Arc<Router>,
     /// This server's own rules for clients, which hold for forwarded dials, too.
@@ -51,7 +67,6 @@ impl AgentDoors for Forwarding {
             forwarding: self,
             peer: ServerId::new(agent.as_str()),
             pending: Arc::new(Semaphore::new(PENDING_MAX)),
-            _link: GaugeGuard::new(&series.links),
             series,
         }))
     }
@@ -64,7 +79,6 @@ struct PeerDoor {
     peer: ServerId,
     pending: Arc<Semaphore>,
     series: Arc<PeerSeries>,
-    _link: GaugeGuard,
 }
 
 impl PeerDoor {
@@ -95,22 +109,22 @@ impl AgentOpens for PeerDoor {
             self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "too many forwarded dials are pending");
         };
-        let Some(promise) = open.promise() else {
+        let of_peers = Arc::clone(&self.forwarding.tunnels).try_acquire_owned();
+        let (Some(promise), Ok(of_peers)) = (open.promise(), of_peers) else {
             self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "this server is short of memory");
         };
         let certificate = self.certificate.clone();
-        let (forwarding, peer) = (Arc::clone(&self.forwarding), self.peer.clone());
         let series = Arc::clone(&self.series);
+        let mut record = Record::new(&self.forwarding, &self.peer, &forward, open.request());
         let serving = async move {
-            let peers = (&peer, &series);
+            let _of_peers = of_peers;
             // Boxed: a dial's state is large, and the tunnel that follows may live for days.
-            let dialing = Box::pin(forwarding.dial(open, forward, (&certificate, promise), peers));
-            if let Some(joined) = dialing.await {
+            let dialing = Box::pin(record.dial(open, forward, (&certificate, promise), &series));
+            let joined = dialing.await;
+            if let Some(joined) = joined {
                 drop((permit, of_all));
-                let BridgeOutcome { moved, end, .. } = joined.await;
-                let (to_target, to_client) = moved;
-                tracing::debug!(%peer, to_target, to_client, end = end.reason(), "forwarded tunnel over");
+                record.ended(joined.await);
             }
         };
         // A refused task drops the OPEN, which answers it.
@@ -118,36 +132,82 @@ impl AgentOpens for PeerDoor {
     }
 }
 
-impl Forwarding {
+/// A forwarded dial and its tunnel, until their access event is written.
+struct Record {
+    forwarding: Arc<Forwarding>,
+    peer: ServerId,
+    /// What the peer says of its client.
+    client: String,
+    protocol: String,
+    destination: String,
+    since: Instant,
+    asked: AskedAgents,
+    open: Option<Open>,
+}
+
+/// An open tunnel.
+struct Open {
+    agent: AgentId,
+    principal: Option<Arc<str>>,
+    path: Path,
+    dial: Duration,
+    since: Instant,
+}
+
+impl Record {
+    fn new(
+        forwarding: &Arc<Forwarding>,
+        peer: &ServerId,
+        forward: &Forward,
+        request: &OpenRequest,
+    ) -> Self {
+        Self {
+            forwarding: Arc::clone(forwarding),
+            peer: peer.clone(),
+            client: forward.client.clone(),
+            protocol: request.protocol.clone(),
+            destination: request.address.clone(),
+            since: Instant::now(),
+            asked: AskedAgents::default(),
+            open: None,
+        }
+    }
+
     /// Dials and answers; returns the tunnel.
     async fn dial(
-        &self,
+        &mut self,
         mut open: AgentOpen,
         forward: Forward,
         (certificate, promise): (&Certificate, Promise),
-        (peer, series): (&ServerId, &Arc<PeerSeries>),
+        series: &Arc<PeerSeries>,
     ) -> Option<impl Future<Output = BridgeOutcome> + use<>> {
-        let request = open.request();
-        let (protocol, address) = (request.protocol.clone(), request.address.clone());
-        let asked = AskedAgents::default();
+        let forwarding = Arc::clone(&self.forwarding);
+        let (protocol, address) = (&*self.protocol, &*self.destination);
         // What the peer says of its client is a claim.
-        let allowed = self
+        let allowed = forwarding
             .clients
             .admit_peer(certificate.principal())
-            .check(&protocol, &address);
-        let dialing =
-            self.router
-                .dial_forwarded((&protocol, &address), &forward, &owner_hash, &asked);
+            .check(protocol, address);
+        let dialing = forwarding.router.dial_forwarded(
+            (protocol, address),
+            &forward,
+            &owner_hash,
+            &self.asked,
+        );
         let dialed = match allowed {
             Ok(()) => open.until(Box::pin(dialing)).await,
             Err(failure) => Some(Err(NotForwarded::Failed(failure))),
         };
-        let (dial, client) = (forward.dial.0, &*forward.client);
         match dialed {
-            // The peer has withdrawn the dial.
-            None => None,
+            None => {
+                self.write(
+                    AccessOutcome::Cancelled,
+                    EndClass::ClientGone,
+                    DialFailureReason::FrontendClose.as_str(),
+                );
+                None
+            }
             Some(Err(why)) => {
-                tracing::debug!(%peer, dial, client, target_address = address, %why, "a forwarded dial failed");
                 series.dial(match why {
                     NotForwarded::NotHere => PeerDial::NotHere,
                     NotForwarded::Busy | NotForwarded::Leaving => PeerDial::Refused,
@@ -155,21 +215,100 @@ impl Forwarding {
                 });
                 let (code, text) = refusal(&why);
                 open.refuse(code, &text);
+                // Otherwise nobody was asked, and the peer goes on.
+                if let NotForwarded::Failed(failure) = &why {
+                    let (reason, stage) = DialReason::of_failure(failure);
+                    self.write(
+                        AccessOutcome::Failed(reason, stage),
+                        EndClass::Other,
+                        DialFailureReason::from(failure).as_str(),
+                    );
+                }
                 None
             }
             Some(Ok(opened)) => {
+                let path = opened.carrier.path();
                 let Carrier::Endpoint(to_agent) = opened.carrier else {
                     // Not requested, so never returned.
                     return None;
                 };
-                let agent = opened.agent;
-                tracing::debug!(%peer, dial, client, target_address = address, %agent, "forwarded tunnel open");
                 let mut to_peer = open.accept()?.of_peer(Arc::clone(series));
                 to_peer.keep(promise);
                 series.dial(PeerDial::Opened);
+                self.open = Some(Open {
+                    agent: opened.agent,
+                    principal: opened.principal,
+                    path,
+                    dial: self.since.elapsed(),
+                    since: Instant::now(),
+                });
                 Some(bridge(to_peer, to_agent))
             }
         }
+    }
+
+    /// The tunnel is over.
+    fn ended(&mut self, outcome: BridgeOutcome) {
+        let reason = EndReason::from(&outcome.end);
+        let reason = if outcome.by_first {
+            reason.at_target()
+        } else {
+            reason
+        };
+        self.over(outcome.moved, reason);
+    }
+
+    fn over(&mut self, (bytes_to_target, bytes_to_client): (u64, u64), reason: EndReason) {
+        if let Some(open) = &self.open {
+            let flow = TunnelFlow {
+                bytes_to_target,
+                bytes_to_client,
+                life: open.since.elapsed(),
+                engine: Engine::Copy,
+                driver: Driver::Task,
+                driver_reason: DriverReason::Framed,
+            };
+            self.write(AccessOutcome::Tunnel(flow), reason.end(), reason.as_str());
+        }
+        self.open = None;
+    }
+
+    fn write(&self, outcome: AccessOutcome, end: EndClass, detail: &'static str) {
+        let decisive = self.asked.decisive();
+        let of_open = self
+            .open
+            .as_ref()
+            .map(|open| (&open.agent, &open.principal, open.path));
+        let of_failed = decisive
+            .as_ref()
+            .map(|it| (&it.agent, &it.principal, it.path));
+        let asked = of_open.or(of_failed);
+        let dial = self
+            .open
+            .as_ref()
+            .map_or_else(|| self.since.elapsed(), |open| open.dial);
+        self.forwarding.clients.access.record(&TunnelRecord {
+            client_dialect: ClientDialect::Peer,
+            agent: asked
+                .map(|(agent, _, _)| agent.as_str())
+                .unwrap_or_default(),
+            agents_asked: None,
+            destination: &self.destination,
+            dial,
+            outcome,
+            end,
+            detail: Some(detail),
+            path: asked.map(|(_, _, path)| path),
+            opened_by: OpenedBy::Peer,
+            principal: asked.and_then(|(_, principal, _)| principal.as_deref()),
+            asked_by: Some((self.peer.as_str(), &self.client)),
+        });
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.over((0, 0), EndReason::of_drop());
     }
 }
 

@@ -407,6 +407,7 @@ impl Record<'_> {
             path: Some(Path::Lane),
             opened_by: OpenedBy::Agent,
             principal: Some(&self.asked.principal),
+            asked_by: None,
         });
     }
 }

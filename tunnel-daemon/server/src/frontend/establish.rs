@@ -90,7 +90,7 @@ impl<S: Connection + Send + 'static> NewClient<S> {
     ) -> Option<Result<(ClientTunnel, Carrier), DialFailure>> {
         let context = &self.context;
         let mut tunnel = ClientTunnel::new(context, self.dialect);
-        let asked = tunnel.dialing(destination);
+        let asked = tunnel.dialing(destination, &self.admission);
         let raw_lane = self.io.is_plain() && context.has_room_for_raw_lane();
         let router = &context.router;
         let dialed = match self.admission.check(NETWORK, destination) {

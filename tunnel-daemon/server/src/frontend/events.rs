@@ -81,7 +81,15 @@ pub trait Upstream: Send + Sync {
 
 /// Whether the client of a new connection is served, and with which targets. A pointer, since each connection holds one.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct ClientAccess(Option<Arc<Restriction>>);
+pub struct ClientAccess(Option<Arc<Admitted>>);
+
+/// What is special about the client of a connection.
+#[derive(PartialEq, Eq, Debug)]
+struct Admitted {
+    restriction: Option<Restriction>,
+    /// What its certificate names, for another server's logs.
+    name: Option<Arc<str>>,
+}
 
 /// A restriction on the client of a connection.
 #[derive(PartialEq, Eq, Debug)]
@@ -96,23 +104,24 @@ impl FrontendContext {
     /// Call it once per connection, so that a client is not refused halfway. `client`: its identity by certificate.
     #[must_use]
     pub fn admit(&self, client: Option<&Principal>) -> ClientAccess {
+        let targets = self.limits.targets_of(client);
+        self.access(targets, client.map(|client| client.holder().into()))
+    }
+
+    fn access(&self, targets: Option<Arc<ClientTargets>>, name: Option<Arc<str>>) -> ClientAccess {
         let restriction = if self.descriptors.has_room(Use::Tunnel) {
-            self.limits.targets_of(client).map(Restriction::Targets)
+            targets.map(Restriction::Targets)
         } else {
             Some(Restriction::NoDescriptors)
         };
-        ClientAccess(restriction.map(Arc::new))
+        let is_special = restriction.is_some() || name.is_some();
+        ClientAccess(is_special.then(|| Arc::new(Admitted { restriction, name })))
     }
 
     /// As [`Self::admit`], for dials that another server with this certificate forwards.
     #[must_use]
     pub fn admit_peer(&self, peer: &Principal) -> ClientAccess {
-        let restriction = if self.descriptors.has_room(Use::Tunnel) {
-            self.limits.targets_of_peer(peer).map(Restriction::Targets)
-        } else {
-            Some(Restriction::NoDescriptors)
-        };
-        ClientAccess(restriction.map(Arc::new))
+        self.access(self.limits.targets_of_peer(peer), None)
     }
 
     /// Assigns the connection to an agent, and to the rule or identifier that matched its destination, if any.
@@ -214,7 +223,7 @@ impl ClientAccess {
     /// # Errors
     /// The client's dials are all refused, or this one is.
     pub fn check(&self, network: &str, address: &str) -> Result<(), DialFailure> {
-        match self.0.as_deref() {
+        match self.restriction() {
             None => Ok(()),
             Some(Restriction::Targets(targets)) => targets
                 .check(network, address)
@@ -224,7 +233,16 @@ impl ClientAccess {
     }
 
     fn is_welcome(&self) -> bool {
-        !matches!(self.0.as_deref(), Some(Restriction::NoDescriptors))
+        !matches!(self.restriction(), Some(Restriction::NoDescriptors))
+    }
+
+    fn restriction(&self) -> Option<&Restriction> {
+        self.0.as_ref()?.restriction.as_ref()
+    }
+
+    /// What the client's certificate names.
+    fn name(&self) -> Option<Arc<str>> {
+        self.0.as_ref()?.name.clone()
     }
 }
 
@@ -279,8 +297,9 @@ impl ClientTunnel {
         self.dropped_by_client = true;
     }
 
-    /// A dial starts. The dial records the agents it asks in the returned list.
-    pub fn dialing(&mut self, address: &str) -> AskedAgents {
+    /// A dial of this client starts. The dial records the agents it asks in the returned list.
+    pub fn dialing(&mut self, address: &str, client: &ClientAccess) -> AskedAgents {
+        self.asked = AskedAgents::of_client(client.name());
         cut(address).clone_into(&mut self.destination);
         self.dial_started = Instant::now();
         self.pending = Some(self.context.metrics.pending_backend_dials.used().guard());
@@ -402,8 +421,17 @@ impl ClientTunnel {
         (self.engine, self.driver, self.driver_reason) = (engine, driver, reason);
     }
 
+    /// Why the tunnel ended, on its path.
+    pub(super) fn reason(&self, reason: EndReason) -> EndReason {
+        match self.path {
+            Some(Path::Peer) => reason.of_peer(),
+            _ => reason,
+        }
+    }
+
     /// The tunnel is over.
     pub fn ended(&mut self, from_client: u64, to_client: u64, reason: EndReason) {
+        let reason = self.reason(reason);
         let end = reason.end();
         self.context.metrics.adit().tunnels_closed.count(end);
         let life = self.open.take().map(|open| open.age()).unwrap_or_default();
@@ -447,6 +475,7 @@ impl ClientTunnel {
             path: self.path,
             opened_by: OpenedBy::Client,
             principal: live.as_ref().and_then(|live| live.principal()),
+            asked_by: None,
         });
     }
 }

@@ -172,7 +172,7 @@ impl Connector for Clients {
         let context = &self.context;
         let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpProxy);
         tunnel.dropped_by_client();
-        let asked = tunnel.dialing(target);
+        let asked = tunnel.dialing(target, &self.access);
         let raw_lane = alone && self.may_take_raw_lane && context.has_room_for_raw_lane();
         let promise = (!alone).then(|| context.router.budget().promise(TunnelKind::Socket));
         let dialed = match self.access.check(NETWORK, target) {

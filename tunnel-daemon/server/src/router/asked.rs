@@ -20,6 +20,8 @@ struct AskedList {
     /// All attempts while the dial runs; afterwards the first few.
     attempts: Vec<AskedAgent>,
     count: usize,
+    /// What the client's certificate names, for the servers that are asked.
+    client: Option<Arc<str>>,
     /// The agent whose attempt decided that the dial failed.
     decisive: Option<Decisive>,
 }
@@ -44,6 +46,21 @@ struct AskedAgent {
 }
 
 impl AskedAgents {
+    /// Nobody yet, for the client of this name.
+    #[must_use]
+    pub fn of_client(client: Option<Arc<str>>) -> Self {
+        Self(Arc::new(Mutex::new(AskedList {
+            client,
+            ..AskedList::default()
+        })))
+    }
+
+    /// The client's name; empty if it has none.
+    pub(super) fn client(&self) -> String {
+        let client = self.lock().client.clone();
+        client.as_deref().unwrap_or_default().to_owned()
+    }
+
     /// Records that an agent is asked; returns the number of the attempt.
     pub fn add(&self, agent: &AgentId, principal: Option<&Arc<str>>) -> usize {
         let mut asked = self.lock();

@@ -739,7 +739,7 @@ impl Dialing<'_> {
             time_left: time_left(self.deadline, moment()),
             owner,
             dial: self.wanted.dial,
-            client: String::new(),
+            client: self.asked.client(),
         })
     }
 

@@ -9,7 +9,7 @@ use adit_core::dial::AnswerTimes;
 use adit_core::failure::DialFailure;
 use adit_core::ids::{LinkId, ServerId};
 use adit_core::peer::Forward;
-use adit_core::registry::{PeerKey, Registry, Scope, TooManyKeys};
+use adit_core::registry::{PeerExcess, PeerKey, Registry, Scope};
 use adit_core::session::Moment;
 use tokio::time::Instant;
 
@@ -18,6 +18,7 @@ use crate::owner::owner_hash;
 use adit_core::text::Excerpt;
 use adit_telemetry::{GaugeGuard, PeerSeries};
 use adit_tunnel::Endpoint;
+use adit_tunnel::clock::moment;
 
 /// Agents here whose owner is compared with that of a key at a peer.
 const CONFLICT_AGENTS_MAX: usize = 16;
@@ -162,16 +163,19 @@ impl RegisteredPeer {
         &self.handle
     }
 
-    /// The peer has announced changes of its keys. `complete`: it has announced all of them.
+    /// The peer has announced changes of its keys, as many as `changes` with those that are not known here. `complete`: it has
+    /// announced all of them.
     ///
     /// # Errors
-    /// It has too many.
+    /// It has too many, or changes them too often.
     pub fn announced(
         &self,
         keys: impl Iterator<Item = (Scope, Option<PeerKey>)>,
+        changes: usize,
         complete: bool,
-    ) -> Result<(), TooManyKeys> {
+    ) -> Result<(), PeerExcess> {
         let mut registry = locked(&self.router.registry);
+        registry.count_peer_changes(self.handle.id, changes, moment())?;
         let mut conflict = None;
         for (scope, said) in keys {
             // One a packet at most: a check hashes what agents have proved.

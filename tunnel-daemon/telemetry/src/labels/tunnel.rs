@@ -17,6 +17,8 @@ label! {
         LinkLost = "link_lost",
         /// The lane that carried the tunnel was lost.
         LaneLost = "lane_lost",
+        /// The server whose agent carried the tunnel was lost.
+        PeerLost = "peer_lost",
         /// A shared byte budget ran full, and the tunnel was the largest stalled tunnel.
         Budget = "budget",
         /// The tunnel exceeded its byte share and made no progress for too long.
@@ -63,6 +65,8 @@ label! {
         LinkLost = "link_lost",
         /// The lane was lost.
         LaneLost = "lane_lost",
+        /// The server that has the agent was lost.
+        PeerLost = "peer_lost",
         /// The keys of kernel TLS reached their limit.
         KeysUsedUp = "keys_used_up",
         /// A shared byte budget ran full.
@@ -115,6 +119,7 @@ impl EndReason {
             Self::PeerError | Self::PeerReset | Self::TargetReset => EndClass::TargetReset,
             Self::LinkLost => EndClass::LinkLost,
             Self::LaneLost | Self::KeysUsedUp => EndClass::LaneLost,
+            Self::PeerLost => EndClass::PeerLost,
             Self::Budget => EndClass::Budget,
             Self::Stalled => EndClass::Stalled,
             Self::HalfClosedIdle => EndClass::HalfClosedIdle,
@@ -124,6 +129,15 @@ impl EndReason {
             Self::LingerExpired => EndClass::LingerExpired,
             Self::Shutdown => EndClass::Shutdown,
             Self::RelayFailed | Self::RelayDriverFailed | Self::Panicked => EndClass::Other,
+        }
+    }
+
+    /// The reason of a tunnel whose agent is at another server.
+    #[must_use]
+    pub fn of_peer(self) -> Self {
+        match self {
+            Self::LinkLost | Self::LaneLost => Self::PeerLost,
+            other => other,
         }
     }
 

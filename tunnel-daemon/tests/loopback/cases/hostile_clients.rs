@@ -74,7 +74,7 @@ async fn malformed_packets_of_a_client_affect_no_other_tunnel() {
         sibling.echo(sibling_conn, b"unharmed").await;
     }
     endpoints_left(&agent, 2).await;
-    assert_eq!(world.server().links(), 1);
+    assert_eq!(world.of_agents().links(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -67,7 +67,7 @@ async fn requests_of_one_connection_reach_several_targets_on_connections_that_st
         assert_eq!(number, b'0', "{target} got another connection");
     }
     let text = world.server().metrics.scrape().text();
-    let opened = ["link", "lane"].map(|path| {
+    let opened = ["link", "lane", "peer"].map(|path| {
         sample(
             &text,
             &format!("adit_tunnels_opened_total{{path=\"{path}\"}}"),

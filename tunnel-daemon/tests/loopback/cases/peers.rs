@@ -8,6 +8,7 @@ use adit::server::RunningServer;
 use adit_testkit::certificates::{self, ThrowawayFiles};
 use adit_tls::pki::Authority;
 use adit_tls::selfsigned::Usage;
+use tempfile::TempDir;
 use tokio::io::AsyncWriteExt as _;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -409,10 +410,77 @@ async fn a_revoked_peer_is_refused_on_either_side() {
     revoke("at-one.pem", &[]);
     linked(&two, 1).await;
     revoke("at-others.pem", &["one"]);
+    until("the link that it had has ended", || two.linked_peers() == 0).await;
     let three = start("three").await;
     until("it refuses", || {
         let failures = three.peer_failures();
         failures.iter().any(|text| text.contains("revoked"))
     })
     .await;
+}
+
+/// A new authority comes beside the old one, then new certificates come: open tunnels live on, and new links use what is new. When
+/// the old authority goes, links are made again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_and_authority_of_peers_rotate_without_a_lost_tunnel() {
+    let (old, new) = (PeerFiles::new(), PeerFiles::new());
+    let dir = TempDir::new().expect("a directory");
+    let read = |path: PathBuf| std::fs::read_to_string(path).expect("a file");
+    let file = |name: &str| dir.path().join(name);
+    let put = |files: &PeerFiles, name: &str| {
+        let (cert, key) = files.pair(name);
+        replace(&file(&format!("{name}.crt")), &read(cert));
+        replace(&file(&format!("{name}.key")), &read(key));
+    };
+    let trust = |all: &[&PeerFiles]| {
+        let all: String = all.iter().map(|files| read(files.ca())).collect();
+        replace(&file("ca.crt"), &all);
+    };
+    let flags = |name: &str| {
+        vec![
+            format!("--peer-cert={}", file(&format!("{name}.crt")).display()),
+            format!("--peer-key={}", file(&format!("{name}.key")).display()),
+            format!("--peer-ca-cert={}", file("ca.crt").display()),
+            format!("--server-id={name}"),
+        ]
+    };
+    trust(&[&old]);
+    for name in ["holder", "front"] {
+        put(&old, name);
+    }
+    let of_holder = [flags("holder"), vec!["--peer-bind=127.0.0.1:0".to_owned()]].concat();
+    let of_holder: Vec<&str> = of_holder.iter().map(String::as_str).collect();
+    let world = World::start(&of_holder).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let address = world.server().peers.expect("it serves peers");
+    let start = async |name: &str, flags: Vec<String>| {
+        let mut args = world.other_args("0", &format!(".{name}"));
+        args.retain(|arg| !arg.starts_with("--peer-") && !arg.starts_with("--server-id"));
+        args.extend(flags);
+        args.push(format!("--peer={address}"));
+        let plan = crate::support::world::server_plan(&args).expect("flags are right");
+        adit::server::start(&plan).await.expect("it starts")
+    };
+    let front = start("front", flags("front")).await;
+    linked(&front, 1).await;
+    let (target, _echo) = targets::local_echo().await;
+    let path = socket(&world, "connect", "front");
+    let mut stream = connect::open(&path, &target).await;
+    trust(&[&old, &new]);
+    for name in ["holder", "front"] {
+        put(&new, name);
+    }
+    // It knows the new authority alone.
+    let third = [new.flags("third"), vec!["--server-id=third".to_owned()]].concat();
+    let third = start("third", third).await;
+    linked(&third, 1).await;
+    connect::echo(&mut stream, b"still there").await;
+    assert_eq!(front.linked_peers(), 1);
+    trust(&[&new]);
+    // What the old authority alone has vouched for ends.
+    let _bytes_and_end = connect::end(&mut stream).await;
+    linked(&front, 1).await;
+    let mut stream = connect::open(&path, &target).await;
+    connect::echo(&mut stream, b"by new certificates").await;
 }

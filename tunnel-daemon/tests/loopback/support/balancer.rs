@@ -96,6 +96,11 @@ impl Balancer {
         self.frozen.send_replace(accepted);
     }
 
+    /// Acts like a black hole: all connections stay open and forward nothing, new ones, too.
+    pub(crate) fn swallow(&self) {
+        self.frozen.send_replace(usize::MAX);
+    }
+
     /// All connections forward again, without loss.
     pub(crate) fn thaw(&self) {
         self.frozen.send_replace(0);

@@ -39,7 +39,8 @@ pub(crate) fn value(world: &World, series: &str) -> f64 {
     scrape::value(&world.server().metrics.scrape().text(), series)
 }
 
-/// Waits for four idle lanes.
+/// Waits for four idle lanes of the agents.
 pub(crate) async fn warm(world: &World) {
-    until("warm lanes", || value(world, IDLE) >= 4.0).await;
+    let metrics = || world.of_agents().metrics.scrape().text();
+    until("warm lanes", || scrape::value(&metrics(), IDLE) >= 4.0).await;
 }

@@ -26,6 +26,20 @@ impl PeerFiles {
         self.flags_of(name, Authority::Peers, Usage::Peer)
     }
 
+    /// Certificate and key of a peer, which are issued the first time.
+    pub(crate) fn pair(&self, name: &str) -> (PathBuf, PathBuf) {
+        let pair = (self.file(name, "crt"), self.file(name, "key"));
+        if !pair.0.exists() {
+            let _flags = self.flags(name);
+        }
+        pair
+    }
+
+    /// The authority of peers.
+    pub(crate) fn ca(&self) -> PathBuf {
+        self.file("peers-ca", "crt")
+    }
+
     /// As [`Self::flags`], with a certificate of another authority or usage.
     pub(crate) fn flags_of(&self, name: &str, authority: Authority, usage: Usage) -> Vec<String> {
         let wanted = Wanted {
@@ -39,7 +53,7 @@ impl PeerFiles {
         vec![
             format!("--peer-cert={}", self.file(name, "crt").display()),
             format!("--peer-key={}", self.file(name, "key").display()),
-            format!("--peer-ca-cert={}", self.file("peers-ca", "crt").display()),
+            format!("--peer-ca-cert={}", self.ca().display()),
         ]
     }
 
@@ -57,7 +71,7 @@ pub(crate) async fn holder(files: &PeerFiles, flags: &[&str]) -> World {
     World::start(&all).await
 }
 
-/// Another server of the same agents and clients, which asks the servers at these addresses. Its sockets end in `.asker`.
+/// Another server of the same agents and clients, which asks the servers at these addresses. Its sockets end in its name.
 pub(crate) async fn asker(
     world: &World,
     files: &PeerFiles,
@@ -65,6 +79,22 @@ pub(crate) async fn asker(
     peers: &[SocketAddr],
     flags: &[&str],
 ) -> RunningServer {
+    let mut args = asker_args(world, files, name, peers);
+    if flags.iter().any(|flag| flag.starts_with("--server-id")) {
+        args.retain(|arg| !arg.starts_with("--server-id"));
+    }
+    args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+    let plan = server_plan(&args).expect("flags are right");
+    server::start(&plan).await.expect("the server starts")
+}
+
+/// The command line of an [`asker`], program name included.
+pub(crate) fn asker_args(
+    world: &World,
+    files: &PeerFiles,
+    name: &str,
+    peers: &[SocketAddr],
+) -> Vec<String> {
     let mut args = world.other_args("0", &format!(".{name}"));
     let of_holder = [
         "--peer-",
@@ -74,13 +104,9 @@ pub(crate) async fn asker(
     ];
     args.retain(|arg| !of_holder.iter().any(|flag| arg.starts_with(flag)));
     args.extend(files.flags(name));
-    if !flags.iter().any(|flag| flag.starts_with("--server-id")) {
-        args.push(format!("--server-id={name}"));
-    }
+    args.push(format!("--server-id={name}"));
     args.extend(peers.iter().map(|peer| format!("--peer={peer}")));
-    args.extend(flags.iter().map(|flag| (*flag).to_owned()));
-    let plan = server_plan(&args).expect("flags are right");
-    server::start(&plan).await.expect("the server starts")
+    args
 }
 
 /// Waits until a server knows the keys of this many peers.

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 use super::lanes::IDLE;
+use super::peers::PeerFiles;
 use super::raw::{Call, Connection};
 use super::tls;
 use super::wait::within;
@@ -153,7 +154,14 @@ impl Stub {
     /// The same over an existing connection.
     pub(crate) async fn connect_over(tcp: TcpStream, world: &World, name: &str) -> Self {
         let (cert, key) = (world.files.cert(name), world.files.key(name));
-        Self::secured(tcp, world, Some((&cert, &key))).await
+        Self::secured(tcp, &world.files.ca_file(), Some((&cert, &key))).await
+    }
+
+    /// A connection to the port for peers, with the certificate of this peer.
+    pub(crate) async fn peer(server: SocketAddr, files: &PeerFiles, name: &str) -> Self {
+        let tcp = TcpStream::connect(server).await.expect("it listens");
+        let (cert, key) = files.pair(name);
+        Self::secured(tcp, &files.ca(), Some((&cert, &key))).await
     }
 
     /// As [`Self::connect`] without a certificate, to any server with the world's certificates.
@@ -164,12 +172,11 @@ impl Stub {
 
     /// The same over an existing connection.
     pub(crate) async fn nobody_over(tcp: TcpStream, world: &World) -> Self {
-        Self::secured(tcp, world, None).await
+        Self::secured(tcp, &world.files.ca_file(), None).await
     }
 
-    async fn secured(tcp: TcpStream, world: &World, identity: Option<(&Path, &Path)>) -> Self {
-        let ca = world.files.ca_file();
-        let secured = tls::over(tcp, ALPN.as_bytes(), &ca, identity);
+    async fn secured(tcp: TcpStream, ca: &Path, identity: Option<(&Path, &Path)>) -> Self {
+        let secured = tls::over(tcp, ALPN.as_bytes(), ca, identity);
         let stream = within("a TLS handshake", secured).await.expect("welcome");
         Self::over(stream, LaneRole::Agent)
     }

@@ -1,9 +1,12 @@
 //! A server made of packets, for tests of the agent.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use adit_config::limits;
 use adit_core::lane::ALPN;
+use adit_core::peer;
 use adit_core::wire::metadata::LANE_SECRET_BYTES;
 use bytes::Bytes;
 use h2::RecvStream;
@@ -17,10 +20,18 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::peers::PeerFiles;
 use super::raw::Call;
 use super::tls;
 use super::wait::within;
 use super::world::World;
+
+/// What a server of the default installation says of itself to another one.
+pub(crate) const PEER_HEADERS: [(&str, &str); 3] = [
+    ("adit-peer", "1"),
+    ("adit-peer-group", limits::PEER_GROUP),
+    ("adit-peer-incarnation", "7"),
+];
 
 /// Accepts agents in place of a server.
 pub(crate) struct StubServer {
@@ -45,8 +56,20 @@ impl StubServer {
 
     /// The same on an existing listener.
     pub(crate) fn start_on(listener: TcpListener, world: &World) -> Self {
-        let mut config = tls::server_config(world, "server");
-        config.alpn_protocols = vec![b"h2".to_vec(), ALPN.as_bytes().to_vec()];
+        Self::start_as(listener, tls::server_config(world, "server"), "h2")
+    }
+
+    /// In place of a peer with the certificate of this name.
+    pub(crate) async fn peer(files: &PeerFiles, name: &str) -> Self {
+        let (cert, key) = files.pair(name);
+        let listener = TcpListener::bind("127.0.0.1:0").await;
+        let config = tls::server_config_of(&cert, &key);
+        Self::start_as(listener.expect("a free port"), config, peer::ALPN)
+    }
+
+    fn start_as(listener: TcpListener, mut config: ServerConfig, link: &str) -> Self {
+        // The first that the other end offers, too: peers offer both for a lane.
+        config.alpn_protocols = [ALPN, link].map(|name| name.as_bytes().to_vec()).to_vec();
         Self {
             listener,
             tls: TlsAcceptor::from(Arc::new(config)),
@@ -55,7 +78,11 @@ impl StubServer {
     }
 
     pub(crate) fn port(&self) -> u16 {
-        self.listener.local_addr().expect("bound").port()
+        self.address().port()
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.listener.local_addr().expect("bound")
     }
 
     /// The next agent's call. Its connection lives as long as this server.
@@ -140,14 +167,24 @@ impl Caller {
 
     /// Accepts the link, and grants this many lanes.
     pub(crate) fn greet_with_lanes(self, max: &str) -> Call {
+        self.greet_with(max, &[])
+    }
+
+    /// Accepts the link as a peer.
+    pub(crate) fn greet_as_peer(self) -> Call {
+        self.greet_with("4", &PEER_HEADERS)
+    }
+
+    fn greet_with(self, lanes: &str, more: &[(&'static str, &str)]) -> Call {
         let secret = "07".repeat(LANE_SECRET_BYTES);
-        self.greet(&[
+        let of_lanes = [
             ("adit-link", "1"),
             ("adit-lanes", "1"),
             ("adit-lane-link", "1"),
-            ("adit-lane-max", max),
-            ("adit-lane-secret", &secret),
-        ])
+            ("adit-lane-max", lanes),
+            ("adit-lane-secret", secret.as_str()),
+        ];
+        self.greet(&[&of_lanes[..], more].concat())
     }
 
     /// Answers as a server does, with additional headers.

@@ -81,8 +81,13 @@ pub(crate) async fn over(
 
 /// A server's configuration with the world's certificate of this name.
 pub(crate) fn server_config(world: &World, name: &str) -> ServerConfig {
-    let cert = CertificateDer::from_pem_file(world.files.cert(name));
-    let key = PrivateKeyDer::from_pem_file(world.files.key(name));
+    server_config_of(&world.files.cert(name), &world.files.key(name))
+}
+
+/// A server's configuration with a certificate and its key.
+pub(crate) fn server_config_of(cert: &Path, key: &Path) -> ServerConfig {
+    let cert = CertificateDer::from_pem_file(cert);
+    let key = PrivateKeyDer::from_pem_file(key);
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

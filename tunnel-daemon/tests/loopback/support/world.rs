@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use tokio::net::UnixStream;
 use tonic::transport::Channel;
 
+use super::peers::PeerFiles;
 use super::wait::{until, within};
 
 /// Changes limits that have no flag.
@@ -30,7 +31,18 @@ pub(crate) struct World {
     server: Option<RunningServer>,
     flags: Vec<String>,
     adjust: Adjust,
+    /// Where the agents are, in tests of clients that run a second time through a peer.
+    holder: Option<Holder>,
 }
+
+/// A server whose agents another one reaches as its peer.
+struct Holder {
+    server: RunningServer,
+    files: PeerFiles,
+}
+
+/// Environment variable with which the clients' server of a world has no agents and reaches them through a peer.
+const THROUGH_PEER: &str = "ADIT_THROUGH_PEER";
 
 impl World {
     /// A server with both dialects on unix sockets, and no agents. `flags` are added to the command line. In them `{certs}` is
@@ -62,10 +74,31 @@ impl World {
             server: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             adjust,
+            holder: None,
         };
         prepare(&world.files);
+        if std::env::var_os(THROUGH_PEER).is_some() {
+            world.holder = Some(world.hold().await);
+        }
         world.serve("0").await;
+        if world.holder.is_some() {
+            until("the peer", || world.server().linked_peers() == 1).await;
+        }
         world
+    }
+
+    /// Starts the server that has the agents, where tests run through a peer.
+    async fn hold(&self) -> Holder {
+        let files = PeerFiles::new();
+        let mut args = self.other_args("0", ".holder");
+        // The clients' own server judges them.
+        args.retain(|arg| !arg.starts_with("--client-allow-target"));
+        args.extend(files.flags("holder"));
+        args.extend(["--peer-bind=127.0.0.1:0", "--server-id=holder"].map(str::to_owned));
+        let plan = server_plan(&args).expect("flags are right");
+        let plan = plan.adjusted(self.adjust);
+        let server = server::start(&plan).await.expect("the server starts");
+        Holder { server, files }
     }
 
     /// A world with one linked agent, `agent-1`.
@@ -137,7 +170,13 @@ impl World {
     }
 
     async fn serve(&mut self, port: &str) {
-        let plan = server_plan(&self.server_args(port)).expect("flags are right");
+        let mut args = self.server_args(port);
+        if let Some(holder) = &self.holder {
+            let address = holder.server.peers.expect("it serves peers");
+            args.extend(holder.files.flags("front"));
+            args.push(format!("--peer={address}"));
+        }
+        let plan = server_plan(&args).expect("flags are right");
         let plan = plan.adjusted(self.adjust);
         self.server = Some(server::start(&plan).await.expect("the server starts"));
     }
@@ -168,9 +207,15 @@ impl World {
         self.server.as_ref().expect("the server runs")
     }
 
+    /// The server that agents link to.
+    pub(crate) fn of_agents(&self) -> &RunningServer {
+        let holder = self.holder.as_ref().map(|holder| &holder.server);
+        holder.unwrap_or_else(|| self.server())
+    }
+
     /// Starts an agent; does not wait for its link.
     pub(crate) async fn agent(&self, id: &str, flags: &[&str]) -> RunningAgent {
-        let port = self.server().agents.port();
+        let port = self.of_agents().agents.port();
         self.agent_of(port, id, flags).await
     }
 
@@ -188,7 +233,12 @@ impl World {
 
     /// Waits until the server holds this many links.
     pub(crate) async fn links(&self, count: usize) {
-        until(&format!("{count} links"), || self.server().links() == count).await;
+        let of_agents = self.of_agents();
+        until(&format!("{count} links"), || of_agents.links() == count).await;
+        if self.holder.is_some() {
+            let has_keys = || self.server().reachable_keys() > 0;
+            until("what the peer announces", || has_keys() == (count > 0)).await;
+        }
     }
 
     /// Waits until a series of the server has this value. `series` includes its labels, as exported.
@@ -196,8 +246,11 @@ impl World {
         scraped(&self.server().metrics.scrape(), series, value).await;
     }
 
-    /// Waits until this many tunnels of the server have ended for this reason.
+    /// Waits until this many tunnels of the server have ended for this reason. Behind a peer that is the reason at the peer.
     pub(crate) async fn ended(&self, reason: &str, tunnels: f64) {
+        if self.holder.is_some() {
+            return;
+        }
         self.server_metric(&super::lanes::ended(reason), tunnels)
             .await;
     }

@@ -91,10 +91,16 @@ impl AgentOpen {
 
 impl Drop for AgentOpen {
     fn drop(&mut self) {
-        self.answer(
-            RefusalCode::Limit,
-            "the server has reached a limit for tunnels from node to control plane",
-        );
+        // A limit says that nobody was asked, which is not known after a panic.
+        let (code, text) = if std::thread::panicking() {
+            (RefusalCode::Failed, "the server has failed, which is a bug")
+        } else {
+            (
+                RefusalCode::Limit,
+                "the server has reached a limit for tunnels that others open",
+            )
+        };
+        self.answer(code, text);
     }
 }
 

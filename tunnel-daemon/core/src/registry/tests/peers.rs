@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::{Host, LinkId, Moment, Registry, Silence, Strategy};
 use crate::ids::AgentId;
 use crate::peer::PEERS_MAX;
-use crate::registry::{PEER_KEYS_MAX, PeerKey, Scope, TooManyKeys};
+use crate::registry::{PEER_KEYS_MAX, PeerExcess, PeerKey, Scope};
 use crate::wire::identifiers::Identifiers;
 
 /// Links from this number on are those of peers.
@@ -209,7 +209,7 @@ fn the_keys_of_one_peer_and_of_all_peers_are_bounded() {
         }
         let next = network(first + PEER_KEYS_MAX);
         let more = world.0.set_peer_key(link, &next, ready(1));
-        assert_eq!(more, Err(TooManyKeys));
+        assert_eq!(more, Err(PeerExcess::Keys));
         // A known key may change; a key that is taken back makes room.
         for said in [draining(), None, ready(1)] {
             assert_eq!(world.0.set_peer_key(link, &network(first), said), Ok(()));
@@ -219,14 +219,46 @@ fn the_keys_of_one_peer_and_of_all_peers_are_bounded() {
     let fifth = LinkId(PEER + 4);
     world.peer(fifth.0, &[]);
     let new = network(5 * PEER_KEYS_MAX);
-    assert_eq!(
-        world.0.set_peer_key(fifth, &new, ready(1)),
-        Err(TooManyKeys)
-    );
     assert_eq!(world.0.set_peer_key(fifth, &network(7), ready(1)), Ok(()));
-    world.0.remove_peer(LinkId(PEER + 1));
+    // Peers that claim the most give way to one that has little.
     assert_eq!(world.0.set_peer_key(fifth, &new, ready(1)), Ok(()));
+    let kept = (0..4).map(|peer| world.0.keys_of_peer(LinkId(PEER + peer)));
+    assert_eq!(kept.filter(|kept| *kept == 0).count(), 1);
     assert_eq!(world.0.peer_keys(), 3 * PEER_KEYS_MAX + 1);
+    let over = (0..4).map(|peer| LinkId(PEER + peer));
+    let over: Vec<LinkId> = over
+        .filter(|link| world.0.keys_of_peer(*link) == 0)
+        .collect();
+    let more = world.0.set_peer_key(over[0], &new, ready(1));
+    assert_eq!(more, Err(PeerExcess::Keys));
+    let more = world.0.count_peer_changes(over[0], 1, Moment::default());
+    assert_eq!(more, Err(PeerExcess::Keys), "its next packet ends its link");
+}
+
+/// A peer that changes its keys for ever is stopped; one that has many that all change is not.
+///
+/// Limit (peers): Changes of keys that another server may announce | 393,216 at once, and 5,000 a second in the long run
+#[test]
+fn changes_of_a_peers_keys_are_bounded_in_time() {
+    let mut world = World::new("destCIDR");
+    world.peer(PEER, &[]);
+    let link = LinkId(PEER);
+    let at = |seconds: f64| Moment(Duration::from_secs_f64(seconds));
+    for _way in ["come", "drain", "go"] {
+        let all = world.0.count_peer_changes(link, PEER_KEYS_MAX, at(1.0));
+        assert_eq!(all, Ok(()));
+    }
+    let more = |world: &mut World, seconds| world.0.count_peer_changes(link, 0, at(seconds));
+    assert_eq!(more(&mut world, 1.0), Err(PeerExcess::Changes));
+    assert_eq!(
+        more(&mut world, 2.0),
+        Ok(()),
+        "a packet without changes counts as one"
+    );
+    let second = world.0.count_peer_changes(link, 5000, at(2.0));
+    assert_eq!(second, Err(PeerExcess::Changes));
+    let second = world.0.count_peer_changes(link, 4999, at(2.0));
+    assert_eq!(second, Ok(()));
 }
 
 #[test]

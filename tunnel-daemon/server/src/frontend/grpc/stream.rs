@@ -366,7 +366,7 @@ impl ProxyStream {
                 window: 0,
             });
         }
-        let asked = self.events.tunnel.dialing(&address);
+        let asked = self.events.tunnel.dialing(&address, &self.admission);
         if let Err(failure) = self.admission.check(&protocol, &address) {
             return self.finish_dial(dial, Err(failure));
         }
@@ -436,7 +436,10 @@ impl ProxyStream {
                     TunnelEnd::PeerClosing | TunnelEnd::Confirmed | TunnelEnd::Unconfirmed => {
                         String::new()
                     }
-                    other => format!("tunnel closed by the server: {}", EndReason::from(other)),
+                    other => {
+                        let reason = self.events.tunnel.reason(EndReason::from(other));
+                        format!("tunnel closed by the server: {reason}")
+                    }
                 };
                 self.close_rsp(conn, &text)?;
                 self.leave(false, EndReason::from(&end));

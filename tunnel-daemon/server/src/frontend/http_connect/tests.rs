@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::frontend::client_limits::Unanswered;
-use crate::frontend::events::ClientTunnel;
+use crate::frontend::events::{ClientAccess, ClientTunnel};
 use crate::router::OpenTunnel;
 use adit_telemetry::labels::Path;
 use adit_tunnel::{Channel, DirtyList, Endpoint};
@@ -84,7 +84,7 @@ fn opened(
         via: None,
     };
     let mut tunnel = ClientTunnel::new(context, ClientDialect::HttpConnect);
-    tunnel.dialing("a.test:1");
+    tunnel.dialing("a.test:1", &ClientAccess::default());
     tunnel.opened(&open, Path::Link);
     let (io, gone) = duplex(1024);
     drop(gone);
@@ -110,7 +110,7 @@ fn the_state_of_a_connection_stays_small() {
     let bytes = size_of_val(&serving);
     assert!(bytes <= 48, "{bytes} bytes around it");
     let (_client, server) = duplex(64);
-    let admission = crate::frontend::events::ClientAccess::default();
+    let admission = ClientAccess::default();
     let serving = crate::frontend::grpc::serve(server, context, admission, Duration::MAX);
     let bytes = size_of_val(&serving);
     assert!(bytes <= 528, "{bytes} bytes for grpc");
