@@ -35,7 +35,7 @@ use adit_server::backend::{
 };
 use adit_server::frontend::events::FrontendContext;
 use adit_server::router::{DialLimits, LinkHandle, Router};
-use adit_telemetry::labels::{Label as _, PeerDial, PeerDirection};
+use adit_telemetry::labels::{Label as _, PeerAddressState, PeerDial, PeerDirection};
 use adit_telemetry::{AditMetrics, AgentMetrics, PeerSeries, ServerMetrics};
 use adit_tls::pki::share_a_key;
 use adit_tls::reload::{Reload, Reloadable};
@@ -180,6 +180,10 @@ impl Parts<'_> {
             live,
         };
         services.spawn_always("peer-count", count.follow(Arc::clone(router)));
+        if let Some(asked) = &asked {
+            let counting = count_addresses(asked.clone(), process.metrics.clone());
+            services.spawn_always("peer-addresses", counting);
+        }
         let peering = Peering {
             address,
             connections,
@@ -369,6 +373,7 @@ impl PeerTable {
                 }
                 PeerState::Connecting => row(PeerDirection::To, address, "connecting", None),
                 PeerState::Own => row(PeerDirection::To, address, "own", None),
+                PeerState::Duplicate => row(PeerDirection::To, address, "duplicate", None),
                 PeerState::Failed(why) => PeerStatus {
                     reason: Some(why.to_string()),
                     ..row(PeerDirection::To, address, "failed", None)
@@ -390,6 +395,29 @@ impl PeerTable {
             }
         });
         to.chain(from).collect()
+    }
+}
+
+/// Counts the addresses of peers by their states.
+async fn count_addresses(peers: Peers, metrics: AditMetrics) {
+    const EVERY: Duration = Duration::from_secs(1);
+    loop {
+        let all = peers.all();
+        for state in PeerAddressState::ALL {
+            let count = all
+                .iter()
+                .filter(|peer| address_state(&peer.state) == *state);
+            metrics.peer_addresses().of(*state).set(count.count());
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+fn address_state(state: &PeerState) -> PeerAddressState {
+    match state {
+        PeerState::Linked(_) | PeerState::Duplicate => PeerAddressState::Linked,
+        PeerState::Connecting | PeerState::Failed(_) => PeerAddressState::Failed,
+        PeerState::Own => PeerAddressState::Own,
     }
 }
 

@@ -324,7 +324,7 @@ impl RunningServer {
             .and_then(|peering| peering.peers.as_ref());
         let all = peers.map(Peers::all).unwrap_or_default();
         let failures = all.into_iter().filter_map(|peer| match peer.state {
-            PeerState::Connecting | PeerState::Linked(_) => None,
+            PeerState::Connecting | PeerState::Linked(_) | PeerState::Duplicate => None,
             PeerState::Own => Some("this server".to_owned()),
             PeerState::Failed(why) => Some(why.to_string()),
         });

@@ -78,7 +78,7 @@ pub struct PeerStatus {
     pub server: Option<String>,
     /// The address that is called, or that calls.
     pub address: String,
-    /// `linked`, `silent`, `connecting`, `failed` or `own`.
+    /// `linked`, `silent`, `connecting`, `failed`, `own`, or `duplicate` (linked by another address).
     pub state: String,
     /// Why there is no link.
     pub reason: Option<String>,
