@@ -109,6 +109,11 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let announced = Some(Announced {
         configured: settings.server.server_count,
         leases: settings.leases.clone(),
+        agent_links: plan
+            .peers
+            .as_ref()
+            .map(|peers| peers.agent_links.get().into()),
+        accepts_agents: plan.agents.port.is_some(),
     });
     let mut authorizers = Vec::new();
     let mut agent_port = None;

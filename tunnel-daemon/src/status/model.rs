@@ -151,6 +151,12 @@ pub struct ServerCount {
     pub announced: u64,
     /// Servers with a lease; `None`: the server sees no leases.
     pub leases: Option<u64>,
+    /// The number that agents are told at most while all servers are peers; `None` without peers.
+    #[serde(default)]
+    pub agent_links: Option<u64>,
+    /// The server has no port for agents.
+    #[serde(default)]
+    pub no_agents: bool,
 }
 
 /// `POST /v1/log`: the state of the log after the change.
