@@ -24,6 +24,7 @@ use crate::process::Process;
 use crate::server::tenant::Tenant;
 use crate::status::model::PeerStatus;
 use adit_config::plan::{FrontendListen, LaneSecurity, PeersPlan, ServerPlan, shared_authority};
+use adit_config::tls_policy::TlsPolicy;
 use adit_host::files;
 use adit_net::dial::DialError;
 use adit_net::resolve::SystemResolver;
@@ -38,7 +39,7 @@ use adit_server::router::{DialLimits, LinkHandle, Router};
 use adit_telemetry::labels::{Label as _, PeerAddressState, PeerDial, PeerDirection};
 use adit_telemetry::{AditMetrics, AgentMetrics, PeerSeries, ServerMetrics};
 use adit_tls::pki::share_a_key;
-use adit_tls::reload::{Reload, Reloadable};
+use adit_tls::reload::{Reload, Reloadable, ReloadableClientTls};
 use adit_tls::tls::{Alpn, AlpnRule, ClientTls};
 
 /// The log's name for the files of peers.
@@ -234,16 +235,7 @@ impl Parts<'_> {
         listening: &mut Listening<'_>,
     ) -> anyhow::Result<Peers> {
         let process = self.process;
-        let ca = peers.tls.client_ca.clone();
-        let ca = ca.context("--peer-ca-cert is missing")?;
-        let tls = Reloadable::load(ClientTls {
-            ca,
-            crl: peers.crl.clone(),
-            identity: Some((peers.tls.cert.clone(), peers.tls.key.clone())),
-            policy: self.plan.tls.clone(),
-            alpn: peer_alpn(),
-        })
-        .context("links to peers")?;
+        let tls = asker_tls(peers, &self.plan.tls).context("links to peers")?;
         listening
             .watched
             .push(("links to peers", Arc::clone(&tls) as Arc<dyn Reload>));
@@ -296,6 +288,25 @@ impl Parts<'_> {
             Arc::clone(&self.tenant.router),
         ))
     }
+}
+
+/// What this server shows to the peers that it asks, and verifies them by.
+///
+/// # Errors
+/// A file cannot be used.
+pub(super) fn asker_tls(
+    peers: &PeersPlan,
+    policy: &TlsPolicy,
+) -> anyhow::Result<Arc<ReloadableClientTls>> {
+    let ca = peers.tls.client_ca.clone();
+    let tls = ClientTls {
+        ca: ca.context("--peer-ca-cert is missing")?,
+        crl: peers.crl.clone(),
+        identity: Some((peers.tls.cert.clone(), peers.tls.key.clone())),
+        policy: policy.clone(),
+        alpn: peer_alpn(),
+    };
+    Ok(Reloadable::load(tls)?)
 }
 
 /// # Errors
