@@ -24,6 +24,7 @@ use crate::process::Process;
 use crate::server::tenant::Tenant;
 use crate::status::model::PeerStatus;
 use adit_config::plan::{FrontendListen, LaneSecurity, PeersPlan, ServerPlan, shared_authority};
+use adit_config::tls_policy::TlsPolicy;
 use adit_host::files;
 use adit_net::dial::DialError;
 use adit_net::resolve::SystemResolver;
@@ -35,10 +36,10 @@ use adit_server::backend::{
 };
 use adit_server::frontend::events::FrontendContext;
 use adit_server::router::{DialLimits, LinkHandle, Router};
-use adit_telemetry::labels::{Label as _, PeerDial, PeerDirection};
+use adit_telemetry::labels::{Label as _, PeerAddressState, PeerDial, PeerDirection};
 use adit_telemetry::{AditMetrics, AgentMetrics, PeerSeries, ServerMetrics};
 use adit_tls::pki::share_a_key;
-use adit_tls::reload::{Reload, Reloadable};
+use adit_tls::reload::{Reload, Reloadable, ReloadableClientTls};
 use adit_tls::tls::{Alpn, AlpnRule, ClientTls};
 
 /// The log's name for the files of peers.
@@ -181,6 +182,10 @@ impl Parts<'_> {
             live,
         };
         services.spawn_always("peer-count", count.follow(Arc::clone(router)));
+        if let Some(asked) = &asked {
+            let counting = count_addresses(asked.clone(), process.metrics.clone());
+            services.spawn_always("peer-addresses", counting);
+        }
         let peering = Peering {
             address,
             connections,
@@ -231,16 +236,7 @@ impl Parts<'_> {
         listening: &mut Listening<'_>,
     ) -> anyhow::Result<Peers> {
         let process = self.process;
-        let ca = peers.tls.client_ca.clone();
-        let ca = ca.context("--peer-ca-cert is missing")?;
-        let tls = Reloadable::load(ClientTls {
-            ca,
-            crl: peers.crl.clone(),
-            identity: Some((peers.tls.cert.clone(), peers.tls.key.clone())),
-            policy: self.plan.tls.clone(),
-            alpn: peer_alpn(),
-        })
-        .context("links to peers")?;
+        let tls = asker_tls(peers, &self.plan.tls).context("links to peers")?;
         listening
             .watched
             .push(("links to peers", Arc::clone(&tls) as Arc<dyn Reload>));
@@ -293,6 +289,25 @@ impl Parts<'_> {
             Arc::clone(&self.tenant.router),
         ))
     }
+}
+
+/// What this server shows to the peers that it asks, and verifies them by.
+///
+/// # Errors
+/// A file cannot be used.
+pub(super) fn asker_tls(
+    peers: &PeersPlan,
+    policy: &TlsPolicy,
+) -> anyhow::Result<Arc<ReloadableClientTls>> {
+    let ca = peers.tls.client_ca.clone();
+    let tls = ClientTls {
+        ca: ca.context("--peer-ca-cert is missing")?,
+        crl: peers.crl.clone(),
+        identity: Some((peers.tls.cert.clone(), peers.tls.key.clone())),
+        policy: policy.clone(),
+        alpn: peer_alpn(),
+    };
+    Ok(Reloadable::load(tls)?)
 }
 
 /// # Errors
@@ -370,6 +385,7 @@ impl PeerTable {
                 }
                 PeerState::Connecting => row(PeerDirection::To, address, "connecting", None),
                 PeerState::Own => row(PeerDirection::To, address, "own", None),
+                PeerState::Duplicate => row(PeerDirection::To, address, "duplicate", None),
                 PeerState::Failed(why) => PeerStatus {
                     reason: Some(why.to_string()),
                     ..row(PeerDirection::To, address, "failed", None)
@@ -391,6 +407,29 @@ impl PeerTable {
             }
         });
         to.chain(from).collect()
+    }
+}
+
+/// Counts the addresses of peers by their states.
+async fn count_addresses(peers: Peers, metrics: AditMetrics) {
+    const EVERY: Duration = Duration::from_secs(1);
+    loop {
+        let all = peers.all();
+        for state in PeerAddressState::ALL {
+            let count = all
+                .iter()
+                .filter(|peer| address_state(&peer.state) == *state);
+            metrics.peer_addresses().of(*state).set(count.count());
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+fn address_state(state: &PeerState) -> PeerAddressState {
+    match state {
+        PeerState::Linked(_) | PeerState::Duplicate => PeerAddressState::Linked,
+        PeerState::Connecting | PeerState::Failed(_) => PeerAddressState::Failed,
+        PeerState::Own => PeerAddressState::Own,
     }
 }
 

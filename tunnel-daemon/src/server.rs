@@ -109,6 +109,11 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let announced = Some(Announced {
         configured: settings.server.server_count,
         leases: settings.leases.clone(),
+        agent_links: plan
+            .peers
+            .as_ref()
+            .map(|peers| peers.agent_links.get().into()),
+        accepts_agents: plan.agents.port.is_some(),
     });
     let mut authorizers = Vec::new();
     let mut agent_port = None;
@@ -324,7 +329,7 @@ impl RunningServer {
             .and_then(|peering| peering.peers.as_ref());
         let all = peers.map(Peers::all).unwrap_or_default();
         let failures = all.into_iter().filter_map(|peer| match peer.state {
-            PeerState::Connecting | PeerState::Linked(_) => None,
+            PeerState::Connecting | PeerState::Linked(_) | PeerState::Duplicate => None,
             PeerState::Own => Some("this server".to_owned()),
             PeerState::Failed(why) => Some(why.to_string()),
         });

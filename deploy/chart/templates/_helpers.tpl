@@ -90,7 +90,7 @@ app.kubernetes.io/component: agent
 
 {{/* "true" where the server asks the Kubernetes API. */}}
 {{- define "adit.server.asksApi" -}}
-{{- if or (include "adit.token" .) .Values.leases.enabled -}}true{{- end -}}
+{{- if and (not .Values.server.noAgents) (or (include "adit.token" .) .Values.leases.enabled) -}}true{{- end -}}
 {{- end -}}
 
 {{/* "true" where it does so by the account of its pod. */}}
@@ -118,6 +118,51 @@ app.kubernetes.io/component: agent
 {{- end -}}
 {{- end -}}
 
+{{- define "adit.server.peersSecret" -}}
+{{- $tls := .Values.server.tls.peers -}}
+{{- if $tls.secretName -}}
+{{ $tls.secretName }}
+{{- else if and .Values.certManager.enabled (not $tls.hostPath) -}}
+{{ include "adit.peers.name" . }}
+{{- end -}}
+{{- end -}}
+
+{{/* The Service that names servers among each other, ready or not. */}}
+{{- define "adit.peers.name" -}}
+{{ include "adit.server.name" . }}-peers
+{{- end -}}
+
+{{/* "true" where other servers ask this one. */}}
+{{- define "adit.server.hasPeerPort" -}}
+{{- if and .Values.server.peers.enabled (not .Values.server.noAgents) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Addresses of peers, a list in JSON. */}}
+{{- define "adit.peers" -}}
+{{- $peers := .Values.server.peers -}}
+{{- $own := printf "dns:%s.%s.svc:%d" (include "adit.peers.name" .) .Release.Namespace (int .Values.server.ports.peers) -}}
+{{- ternary $peers.addresses (list $own) (or .Values.server.noAgents (gt (len $peers.addresses) 0)) | toJson -}}
+{{- end -}}
+
+{{/* Names of the ports with TLS, as in `server.tls`, a list in JSON. */}}
+{{- define "adit.server.tlsPorts" -}}
+{{- $ports := list -}}
+{{- if not .Values.server.noAgents -}}{{- $ports = append $ports "agents" -}}{{- end -}}
+{{- if .Values.server.peers.enabled -}}{{- $ports = append $ports "peers" -}}{{- end -}}
+{{- if eq .Values.server.frontend.transport "tcp" -}}{{- $ports = append $ports "clients" -}}{{- end -}}
+{{- $ports | toJson -}}
+{{- end -}}
+
+{{/* Empty is ClusterFirst. The node's resolver knows no Services. */}}
+{{- define "adit.server.dnsPolicy" -}}
+{{- if ne .Values.server.dnsPolicy "auto" -}}
+{{ .Values.server.dnsPolicy }}
+{{- else if include "adit.server.hostNetwork" . -}}
+{{- $isService := and .Values.server.peers.enabled (regexMatch "\\.svc[.:]" (include "adit.peers" .)) -}}
+{{ ternary "ClusterFirstWithHostNet" "Default" $isService }}
+{{- end -}}
+{{- end -}}
+
 {{- define "adit.agent.secret" -}}
 {{- if .Values.agent.tlsSecretName -}}
 {{ .Values.agent.tlsSecretName }}
@@ -133,7 +178,7 @@ app.kubernetes.io/component: agent
 {{- else if not .Values.agent.ca.configMapName -}}
 {{- if include "adit.agent.secret" . -}}
 {{ include "adit.agent.secret" . }}
-{{- else if and .Values.server.enabled .Values.certManager.enabled -}}
+{{- else if and .Values.server.enabled (not .Values.server.noAgents) .Values.certManager.enabled -}}
 {{ include "adit.server.agentsSecret" . }}
 {{- end -}}
 {{- end -}}
@@ -152,7 +197,7 @@ app.kubernetes.io/component: agent
 {{- define "adit.agent.servers" -}}
 {{- if .Values.agent.servers -}}
 {{ join "," .Values.agent.servers }}
-{{- else if and .Values.server.enabled (ne .Values.expose.type "hostNetwork") -}}
+{{- else if and .Values.server.enabled (not .Values.server.noAgents) (ne .Values.expose.type "hostNetwork") -}}
 {{ include "adit.expose.name" . }}.{{ .Release.Namespace }}.svc:{{ int .Values.expose.port }}
 {{- end -}}
 {{- end -}}
@@ -208,7 +253,7 @@ app.kubernetes.io/component: agent
 {{- define "adit.server.usesNode" -}}
 {{- $server := .Values.server -}}
 {{- $isSocket := and (eq $server.frontend.transport "unix") (ne (.Values.snippet | default "") "sidecar") -}}
-{{- if or $isSocket $server.tls.agents.hostPath $server.tls.clients.hostPath $server.kubeconfig.hostPath -}}true{{- end -}}
+{{- if or $isSocket $server.tls.agents.hostPath $server.tls.clients.hostPath $server.tls.peers.hostPath $server.kubeconfig.hostPath -}}true{{- end -}}
 {{- end -}}
 
 {{- define "adit.server.user" -}}

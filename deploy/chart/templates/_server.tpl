@@ -38,6 +38,9 @@ value of the chart.
 - --server-key=/etc/adit/clients/{{ $server.tls.clients.key }}
 - --server-ca-cert=/etc/adit/clients{{ if $server.tls.clients.caSecretName }}-ca{{ end }}/{{ $server.tls.clients.ca }}
 {{- end }}
+{{- if $server.noAgents }}
+- --no-agents
+{{- else }}
 - --agent-port={{ int $server.ports.agents }}
 - --cluster-cert=/etc/adit/agents/{{ $server.tls.agents.cert }}
 - --cluster-key=/etc/adit/agents/{{ $server.tls.agents.key }}
@@ -64,10 +67,27 @@ value of the chart.
 {{- else }}
 - --server-count={{ include "adit.serverCount" . }}
 {{- end }}
-- --proxy-strategies={{ $server.proxyStrategies }}
 {{- range $server.agentGrants }}
 - {{ printf "--agent-grant=%s" . | quote }}
 {{- end }}
+{{- end }}
+{{- if $server.peers.enabled }}
+{{- if not $server.noAgents }}
+- --peer-bind=:{{ int $server.ports.peers }}
+- --peer-agent-links={{ int $server.peers.agentLinks }}
+{{- end }}
+{{- range include "adit.peers" . | fromJsonArray }}
+- {{ printf "--peer=%s" . | quote }}
+{{- end }}
+{{- range $server.peers.networks }}
+- {{ printf "--peer-network=%s" . | quote }}
+{{- end }}
+- {{ printf "--peer-group=%s" $server.peers.group | quote }}
+- --peer-cert=/etc/adit/peers/{{ $server.tls.peers.cert }}
+- --peer-key=/etc/adit/peers/{{ $server.tls.peers.key }}
+- --peer-ca-cert=/etc/adit/peers{{ if $server.tls.peers.caSecretName }}-ca{{ end }}/{{ $server.tls.peers.ca }}
+{{- end }}
+- --proxy-strategies={{ $server.proxyStrategies }}
 {{- range $server.clientAllowTargets }}
 - {{ printf "--client-allow-target=%s" . | quote }}
 {{- end }}
@@ -134,8 +154,14 @@ value of the chart.
     {{- toYaml . | nindent 4 }}
     {{- end }}
   ports:
+    {{- if not $server.noAgents }}
     - name: agents
       containerPort: {{ int $server.ports.agents }}
+    {{- end }}
+    {{- if include "adit.server.hasPeerPort" . }}
+    - name: peers
+      containerPort: {{ int $server.ports.peers }}
+    {{- end }}
     {{- if eq $server.frontend.transport "tcp" }}
     - name: clients
       containerPort: {{ int $server.frontend.tcp.port }}
@@ -167,7 +193,7 @@ value of the chart.
     {{- end }}
     {{- include "adit.containerSecurity" (dict "capabilities" (splitList "," $capabilities | compact)) | nindent 4 }}
   volumeMounts:
-    {{- include "adit.server.mounts" . | nindent 4 }}
+    {{- include "adit.server.mounts" . | trim | nindent 4 }}
 {{- end -}}
 
 {{/* A probe: a dict of path, port and address. */}}
@@ -182,24 +208,17 @@ httpGet:
 
 {{- define "adit.server.mounts" -}}
 {{- $server := .Values.server -}}
-- name: agents-tls
-  mountPath: /etc/adit/agents
+{{- range $name := include "adit.server.tlsPorts" . | fromJsonArray }}
+- name: {{ $name }}-tls
+  mountPath: /etc/adit/{{ $name }}
   readOnly: true
-{{- if and $server.tls.agents.caSecretName (include "adit.mtls" .) }}
-- name: agents-ca
-  mountPath: /etc/adit/agents-ca
-  readOnly: true
-{{- end }}
-{{- if eq $server.frontend.transport "tcp" }}
-- name: clients-tls
-  mountPath: /etc/adit/clients
-  readOnly: true
-{{- if $server.tls.clients.caSecretName }}
-- name: clients-ca
-  mountPath: /etc/adit/clients-ca
+{{- if and (get $server.tls $name).caSecretName (or (ne $name "agents") (include "adit.mtls" $)) }}
+- name: {{ $name }}-ca
+  mountPath: /etc/adit/{{ $name }}-ca
   readOnly: true
 {{- end }}
-{{- else }}
+{{- end }}
+{{- if eq $server.frontend.transport "unix" }}
 - name: konnectivity-uds
   mountPath: /run/konnectivity
 {{- end }}
@@ -284,9 +303,12 @@ httpGet:
 
 {{- define "adit.server.volumes" -}}
 {{- $server := .Values.server -}}
-{{- include "adit.server.tlsVolumes" (dict "name" "agents" "tls" $server.tls.agents "secret" (include "adit.server.agentsSecret" .) "mtls" (include "adit.mtls" .)) }}
+{{- range $name := include "adit.server.tlsPorts" . | fromJsonArray }}
+{{- $secret := include (printf "adit.server.%sSecret" $name) $ }}
+{{- $mtls := ternary (include "adit.mtls" $) "true" (eq $name "agents") }}
+{{ include "adit.server.tlsVolumes" (dict "name" $name "tls" (get $server.tls $name) "secret" $secret "mtls" $mtls) }}
+{{- end }}
 {{- if eq $server.frontend.transport "tcp" }}
-{{ include "adit.server.tlsVolumes" (dict "name" "clients" "tls" $server.tls.clients "secret" (include "adit.server.clientsSecret" .) "mtls" "true") }}
 {{- else if eq (.Values.snippet | default "") "sidecar" }}
 - name: konnectivity-uds
   emptyDir: {}
@@ -343,7 +365,9 @@ priorityClassName: {{ include "adit.priorityClass" (dict "given" $server.priorit
 terminationGracePeriodSeconds: {{ include "adit.server.gracePeriod" . }}
 {{- if include "adit.server.hostNetwork" . }}
 hostNetwork: true
-dnsPolicy: Default
+{{- end }}
+{{- with include "adit.server.dnsPolicy" . }}
+dnsPolicy: {{ . }}
 {{- end }}
 {{- /* An exempt agent is forgotten when it ends, and namespaces are found, only where the node's processes are seen. */}}
 {{- if and $server.redirect.enabled (or (eq $server.redirect.agents "exempt") (eq $server.redirect.onFailure "closed") $server.redirect.netns) }}
@@ -354,5 +378,5 @@ securityContext:
 containers:
   {{- include "adit.server.container" . | nindent 2 }}
 volumes:
-  {{- include "adit.server.volumes" . | nindent 2 }}
+  {{- include "adit.server.volumes" . | trim | nindent 2 }}
 {{- end -}}

@@ -123,7 +123,7 @@ pub struct StatusOptions {
 }
 
 const FLEET_HELP: &str = "\
-Exit codes: 0 every agent reaches every server; 1 a link is missing; 2 not known: an answer is missing, or the command failed.";
+Exit codes: 0 every server reaches every agent; 1 a link is missing; 2 not known: an answer is missing, or the command failed.";
 
 /// Options of `kubectl adit status`. Those that kubectl has, too, have its names and meanings.
 #[derive(clap::Args, Clone, PartialEq, Eq, Debug)]

@@ -89,7 +89,7 @@ impl Known {
 }
 
 /// Resolves any name to one address: a connector then calls it, and expects a certificate of the name.
-pub(crate) struct Fixed(pub(crate) IpAddr);
+pub struct Fixed(pub IpAddr);
 
 impl Resolve for Fixed {
     fn lookup_ip<'a>(&'a self, _name: &'a str) -> Answer<'a, Vec<IpAddr>> {

@@ -81,6 +81,8 @@ pub enum PeerState {
     Failed(Arc<str>),
     /// The address leads to this server.
     Own,
+    /// The address leads to a server that has a link by another address.
+    Duplicate,
 }
 
 /// One address and what is known of it.
@@ -266,7 +268,11 @@ impl Shared {
                     } else if text != told && !is_duplicate {
                         tracing::warn!(address = %target.address, error = text, "cannot link to another server");
                     }
-                    state.send_replace(PeerState::Failed(text.as_str().into()));
+                    state.send_replace(if is_duplicate {
+                        PeerState::Duplicate
+                    } else {
+                        PeerState::Failed(text.as_str().into())
+                    });
                     told = text;
                     if is_duplicate {
                         PAUSE_OF_DUPLICATE

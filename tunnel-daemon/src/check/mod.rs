@@ -8,6 +8,7 @@ mod host;
 pub(crate) mod kernel_paths;
 mod kubernetes;
 pub(crate) mod line;
+mod peers;
 mod places;
 pub(crate) mod report;
 mod servers;
@@ -64,6 +65,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             lines.extend(kubernetes::of_server(plan)?);
             lines.extend(places::of_server(plan));
             lines.extend(kernel_paths::of_server(plan, &host));
+            lines.extend(peers::of_server(plan, options.connect)?);
         }
         CheckGiven::Agent(plan, warnings) => {
             let engine = plan.data_path.relay_engine;
@@ -90,8 +92,8 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
     lines.extend(egress(options, now)?);
     if options.connect && options.egress_config.is_none() && !has_servers(&options.given) {
         let line = degraded(
-            "--connect has no effect without the flags of an agent or proxy, or --egress-config",
-            "add agent or proxy and its flags behind it",
+            "--connect has no effect without the flags of an agent, a proxy, or a server with --peer, or --egress-config",
+            "add agent, proxy or server and its flags behind it",
         );
         lines.push(line.named("server"));
     }
@@ -119,7 +121,11 @@ fn egress(options: &CheckOptions, now: SystemTime) -> anyhow::Result<Vec<Capabil
 }
 
 fn has_servers(given: &CheckGiven) -> bool {
-    matches!(given, CheckGiven::Agent(..) | CheckGiven::Proxy(..))
+    match given {
+        CheckGiven::Agent(..) | CheckGiven::Proxy(..) => true,
+        CheckGiven::Server(plan, _) => plan.peers.as_ref().is_some_and(|it| !it.peers.is_empty()),
+        CheckGiven::Nothing | CheckGiven::Refused(_) => false,
+    }
 }
 
 /// Needed host features and whether the host allows them, as `adit status` shows them.

@@ -1,5 +1,6 @@
 //! The servers of a command line: whether the agent or proxy could connect to them. Registers with none, asks none.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::runtime::Builder;
 use super::line::{missing, ok};
 use crate::agent::{agent_tls, client_tls};
 use crate::status::model::Capability;
-use adit_agent::connector::{Connected, ForwardProxies, RecentServers, ServerConnector};
+use adit_agent::connector::{ConnectorError, ForwardProxies, RecentServers, ServerConnector};
 use adit_config::address::ServerAddress;
 use adit_config::limits;
 use adit_config::plan::{AgentPlan, ForwardProxy, ProxyPlan};
@@ -18,7 +19,7 @@ use adit_core::ids::AgentId;
 use adit_core::session::ProcessBudget;
 use adit_host::blocking::start_runtime;
 use adit_net::accounts::Accounts;
-use adit_net::resolve::SystemResolver;
+use adit_net::resolve::{Resolve, SystemResolver};
 use adit_net::self_sockets::OwnSockets;
 use adit_tls::reload::ReloadableClientTls;
 use adit_tls::tls::{Alpn, TlsError};
@@ -64,15 +65,7 @@ fn reached(
     };
     let runtime = start_runtime(&mut Builder::new_current_thread(), 0, |_error| ())?;
     runtime.block_on(async {
-        let connector = ServerConnector {
-            resolver: Arc::new(SystemResolver::new()?),
-            tls,
-            proxies,
-            accounts: Accounts::off(),
-            own_sockets: OwnSockets::off(),
-            agent: AgentId::new(""),
-            recent_servers: RecentServers::default(),
-        };
+        let connector = connector(Arc::new(SystemResolver::new()?), tls, proxies);
         let mut lines = Vec::new();
         for address in servers {
             lines.push(server(&connector, address).await.named(NAME));
@@ -81,34 +74,73 @@ fn reached(
     })
 }
 
-async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capability {
-    const REMEDY: &str =
-        "check the address, the network path, and the CA and names of both certificates";
+/// A connector that leaves no trace but its connections.
+pub(super) fn connector(
+    resolver: Arc<dyn Resolve>,
+    tls: Arc<ReloadableClientTls>,
+    proxies: ForwardProxies,
+) -> ServerConnector {
+    ServerConnector {
+        resolver,
+        tls,
+        proxies,
+        accounts: Accounts::off(),
+        own_sockets: OwnSockets::off(),
+        agent: AgentId::new(""),
+        recent_servers: RecentServers::default(),
+    }
+}
+
+/// Why a server cannot be used, by the hop that failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error(transparent)]
+    Connect(#[from] ConnectorError),
+    #[error("no answer within {} s", limits::LINK_CONNECT_TIMEOUT.as_secs())]
+    Elapsed(#[from] tokio::time::error::Elapsed),
+    #[error("the server closed the connection behind the handshake")]
+    Closed,
+    #[error("the server refused this certificate: {0}")]
+    Refused(io::Error),
+}
+
+/// Connects to a server. Both ends accept each other, as far as that shows.
+///
+/// # Errors
+/// They do not.
+pub(super) async fn accepted(
+    connector: &ServerConnector,
+    address: &ServerAddress,
+) -> Result<(), Failure> {
     let connecting = tokio::time::timeout(limits::LINK_CONNECT_TIMEOUT, connector.connect(address));
-    let mut stream = match connecting.await {
-        Ok(Ok(Connected { stream, .. })) => stream,
-        Ok(Err(error)) => return missing(format!("{address}: {error}"), REMEDY),
-        Err(_elapsed) => {
-            let seconds = limits::LINK_CONNECT_TIMEOUT.as_secs();
-            return missing(format!("{address}: no answer within {seconds} s"), REMEDY);
-        }
-    };
+    let mut stream = connecting.await??.stream;
     let mut first = [0];
     match tokio::time::timeout(REFUSAL, stream.read(&mut first)).await {
-        Ok(Ok(0)) => missing(
-            format!("{address}: the server closed the connection behind the handshake"),
-            REMEDY,
-        ),
-        Ok(Err(error)) => missing(
-            format!("{address}: the server refused this certificate: {error}"),
-            "give one that the server's CA has signed: that of --cluster-ca-cert for agents, of --server-ca-cert for proxies",
-        ),
+        Ok(Ok(0)) => Err(Failure::Closed),
+        Ok(Err(error)) => Err(Failure::Refused(error)),
         // The server sends first, or waits for the client to.
-        Ok(Ok(_)) | Err(_) => {
+        Ok(Ok(_)) | Err(_) => Ok(()),
+    }
+}
+
+async fn server(connector: &ServerConnector, address: &ServerAddress) -> Capability {
+    match accepted(connector, address).await {
+        Ok(()) => {
             let path = connector.proxies.path_to(address);
             ok(format!(
                 "{address} can be reached{path}, and both ends accept each other"
             ))
+        }
+        Err(error) => {
+            let remedy = match error {
+                Failure::Refused(_) => {
+                    "give one that the server's CA has signed: that of --cluster-ca-cert for agents, of --server-ca-cert for proxies"
+                }
+                _ => {
+                    "check the address, the network path, and the CA and names of both certificates"
+                }
+            };
+            missing(format!("{address}: {error}"), remedy)
         }
     }
 }

@@ -10,6 +10,10 @@ pub(crate) struct Announced {
     pub(crate) configured: i64,
     /// Servers with a lease; 0 without leases.
     pub(crate) leases: watch::Receiver<usize>,
+    /// By flag, with peers.
+    pub(crate) agent_links: Option<u64>,
+    /// False with `--no-agents`.
+    pub(crate) accepts_agents: bool,
 }
 
 impl Announced {
@@ -19,6 +23,8 @@ impl Announced {
         ServerCount {
             announced: configured.max(leases),
             leases: (leases > 0).then_some(leases),
+            agent_links: self.agent_links,
+            no_agents: !self.accepts_agents,
         }
     }
 }
@@ -31,12 +37,19 @@ mod tests {
     fn leases_count_as_far_as_they_are_more_than_the_flag_says() {
         let (sender, leases) = watch::channel(0);
         let configured = 2;
-        let announced = Announced { configured, leases };
+        let announced = Announced {
+            configured,
+            leases,
+            agent_links: Some(2),
+            accepts_agents: true,
+        };
         for (leases, count, known) in [(0, 2, None), (1, 2, Some(1)), (3, 3, Some(3))] {
             sender.send_replace(leases);
             let expected = ServerCount {
                 announced: count,
                 leases: known,
+                agent_links: Some(2),
+                no_agents: false,
             };
             assert_eq!(announced.count(), expected);
         }

@@ -78,7 +78,7 @@ pub struct PeerStatus {
     pub server: Option<String>,
     /// The address that is called, or that calls.
     pub address: String,
-    /// `linked`, `silent`, `connecting`, `failed` or `own`.
+    /// `linked`, `silent`, `connecting`, `failed`, `own`, or `duplicate` (linked by another address).
     pub state: String,
     /// Why there is no link.
     pub reason: Option<String>,
@@ -151,6 +151,12 @@ pub struct ServerCount {
     pub announced: u64,
     /// Servers with a lease; `None`: the server sees no leases.
     pub leases: Option<u64>,
+    /// The number that agents are told at most while all servers are peers; `None` without peers.
+    #[serde(default)]
+    pub agent_links: Option<u64>,
+    /// The server has no port for agents.
+    #[serde(default)]
+    pub no_agents: bool,
 }
 
 /// `POST /v1/log`: the state of the log after the change.

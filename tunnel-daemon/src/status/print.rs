@@ -170,6 +170,9 @@ fn peer_text(peer: &PeerStatus) -> String {
     match &peer.reason {
         Some(reason) => format!("{address} {state}: {}", clean(reason, 300)),
         None if peer.state == "own" => format!("{address} is this server"),
+        None if peer.state == "duplicate" => {
+            format!("{address} leads to a server that is linked by another address")
+        }
         None => format!(
             "{server} at {address} {direction}, {state}{keys}; {} tunnels, dials: {} opened, {} not there, {} failed",
             peer.tunnels, peer.opened, peer.not_here, peer.failed

@@ -178,6 +178,16 @@ label! {
         From = "from",
     }
 
+    /// State of an address of peers.
+    PeerAddressState {
+        /// There is a link to the server there.
+        Linked = "linked",
+        /// There is no link.
+        Failed = "failed",
+        /// The address leads to this server itself.
+        Own = "own",
+    }
+
     /// Result of a dial that one server forwards to another.
     PeerDial {
         /// The tunnel is open.

@@ -19,7 +19,7 @@ use crate::guard::GaugeGuard;
 use crate::labels::{
     AgentRefusal, CertificateKind, DialCap, DialRetry, Driver, EndClass, EndReason, Engine,
     HandshakeFailure, Label as _, LaneCloseReason, LaneDial, LaneRefusal, LaneState, LinkEnding,
-    Listener, NodeRefusal, Offence, Path, PeerDirection, PeerKind, ReloadResult,
+    Listener, NodeRefusal, Offence, Path, PeerAddressState, PeerDirection, PeerKind, ReloadResult,
 };
 use crate::metrics_account::AccountMetrics;
 use crate::metrics_redirect::RedirectMetrics;
@@ -225,6 +225,12 @@ impl AditMetrics {
     #[must_use]
     pub fn peer(&self, server: &str, direction: PeerDirection) -> Arc<PeerSeries> {
         self.0.peers.of(server, direction)
+    }
+
+    /// Addresses of servers that this one asks.
+    #[must_use]
+    pub fn peer_addresses(&self) -> &Gauges<PeerAddressState> {
+        self.0.peers.addresses()
     }
 
     /// A dial failed: counted, and logged within the rate limit. Called once per client dial, however many agents it asked.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-use crate::families::{BUCKETS_DIAL, Registrar, families};
-use crate::labels::{Label as _, PeerDial, PeerDirection};
+use crate::families::{BUCKETS_DIAL, Gauges, Registrar, families};
+use crate::labels::{Label as _, PeerAddressState, PeerDial, PeerDirection};
 
 /// Peers with series of their own, in each direction.
 const LABELLED_MAX: usize = 64;
@@ -24,6 +24,8 @@ const OTHER: &str = "other";
 families! {
     /// Families of links between servers; absent without peers.
     struct PeerFamilies(families) {
+        /// Addresses of servers that this one asks (--peer), by state
+        addresses: Gauges<PeerAddressState> = families.gauges("peer_addresses", "state"),
         /// Links between this server and others, by server and direction: to, which this server asks, and from, which ask this one
         links: IntGaugeVec = families.gauge_vec("peer_links", &["server", "direction"]),
         /// Keys under which a server that this one asks has agents
@@ -76,6 +78,10 @@ impl PeerMetrics {
             families: PeerFamilies::declare(families),
             live: Mutex::default(),
         })
+    }
+
+    pub(super) fn addresses(&self) -> &Gauges<PeerAddressState> {
+        &self.families.addresses
     }
 
     pub(super) fn of(self: &Arc<Self>, server: &str, direction: PeerDirection) -> Arc<PeerSeries> {

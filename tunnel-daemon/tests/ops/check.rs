@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use adit_testkit::certificates::{ThrowawayFiles, Usage};
+use adit_testkit::process::Process;
 use serde_json::Value;
 
 use crate::support::{Demo, adit, text};
@@ -329,4 +330,79 @@ fn check_of_the_host_prints_verdicts_and_exits_with_the_worst() {
     assert_eq!(warned.status.code(), Some(2));
     let told = text(&warned.stdout);
     assert!(told.contains("--nonsense"), "{told}");
+}
+
+/// A server that serves peers, and a command line that asks it.
+#[test]
+fn check_links_to_peers_and_names_the_hop_that_fails() {
+    let [ours, strange] = ["peers", "strangers"].map(|_| {
+        let pki = tempfile::tempdir().expect("a folder");
+        let dir = pki.path().display().to_string();
+        for words in [&["init"][..], &["server", "127.0.0.1"]] {
+            let made = adit(&[&["pki"], words, &["--dir", &dir]].concat());
+            assert!(made.status.success(), "{}", text(&made.stderr));
+        }
+        pki
+    });
+    let peers = |pki: &tempfile::TempDir| {
+        [
+            ("cert", "server-peer.crt"),
+            ("key", "server-peer.key"),
+            ("ca-cert", "peers-ca.crt"),
+        ]
+        .map(|(flag, name)| format!("--peer-{flag}={}", pki.path().join(name).display()))
+    };
+    let (of_ours, of_strange) = (peers(&ours), peers(&strange));
+    let files = Files::create();
+    let mut line = adit_testkit::args::server(&files.0, "127.0.0.1", "0");
+    line.extend(of_ours.clone());
+    line.push(format!("--frontend=grpc=unix:{}", files.path("own.sock")));
+    line.extend(["--peer-bind=127.0.0.1:0", "--server-id=holder"].map(str::to_owned));
+    let holder = Process::start("holder", &line, files.0.dir());
+    let (address, agents) = (holder.listener("peers"), holder.listener("agents"));
+    let closed = adit_testkit::ports::free();
+    let check = |files_of_peer: &[String], flags: &[String]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_adit"))
+            .args(["check", "--json", "--connect", "server", "--no-agents"])
+            .args(["--health-port=off", "--admin-port=off"])
+            .arg(format!("--frontend=grpc=unix:{}", files.path("kas.sock")))
+            .args(files_of_peer)
+            .args(flags)
+            .output();
+        let output = output.expect("the binary runs");
+        serde_json::from_slice::<Value>(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)))
+    };
+    let peer = |address: &dyn std::fmt::Display| format!("--peer={address}");
+    let json = check(&of_ours, &[peer(&address)]);
+    says(
+        &json,
+        "peer",
+        "ok",
+        "is the server holder, and takes this one for a peer",
+    );
+    let json = check(&of_ours, &[peer(&address), "--server-id=holder".to_owned()]);
+    says(
+        &json,
+        "peer",
+        "ok",
+        "is this server, or one with its --server-id",
+    );
+    let json = check(&of_ours, &[peer(&address), "--peer-group=other".to_owned()]);
+    says(&json, "peer", "missing", "--peer-group must be the same");
+    let json = check(&of_ours, &[peer(&agents)]);
+    says(&json, "peer", "missing", "TLS handshake failed");
+    let json = check(&of_ours, &[peer(&format!("127.0.0.1:{closed}"))]);
+    says(&json, "peer", "missing", "refused");
+    let json = check(&of_strange, &[peer(&address)]);
+    says(
+        &json,
+        "peer",
+        "missing",
+        "is signed by no CA that is trusted here",
+    );
+    // It trusts the server's certificate, and is not trusted itself.
+    let [cert, key, _] = of_strange;
+    let json = check(&[cert, key, of_ours[2].clone()], &[peer(&address)]);
+    says(&json, "peer", "missing", "refuses our certificate");
 }

@@ -159,9 +159,62 @@ fn a_missing_link_of_real_processes_is_found_and_its_end_too() {
     fleet.has_agents("s1", &["x"]);
     let merged = shown(&fleet.merge(&["s1", "s2", "x"], &[]), 0);
     assert!(
-        merged.starts_with("verdict      every agent reaches every server\n"),
+        merged.starts_with("verdict      every server reaches every agent\n"),
         "{merged}"
     );
+}
+
+/// Agent y has a link to s1 alone, and s2 asks s1.
+#[test]
+fn an_agent_is_reached_through_a_peer_of_real_processes() {
+    let files = ThrowawayFiles::create(&["127.0.0.1".to_owned()]).expect("certificates");
+    let pki = tempfile::tempdir().expect("a folder");
+    let dir = pki.path().display().to_string();
+    for words in [&["init"][..], &["server", "127.0.0.1"]] {
+        let made = adit(&[&["pki"], words, &["--dir", &dir]].concat());
+        assert!(made.status.success(), "{}", text(&made.stderr));
+    }
+    let server = |id: &str, flags: &[String]| {
+        let mut line = args::server(&files, "127.0.0.1", "0");
+        let frontend = files.dir().join(format!("{id}-kas.sock"));
+        line.push(format!("--frontend=grpc=unix:{}", frontend.display()));
+        line.extend([format!("--server-id={id}"), "--server-count=2".to_owned()]);
+        line.extend([
+            format!("--peer-cert={dir}/server-peer.crt"),
+            format!("--peer-key={dir}/server-peer.key"),
+            format!("--peer-ca-cert={dir}/peers-ca.crt"),
+            "--peer-agent-links=1".to_owned(),
+        ]);
+        line.extend_from_slice(flags);
+        Fleet::process(&files, id, line)
+    };
+    let one = server("s1", &["--peer-bind=127.0.0.1:0".to_owned()]);
+    let two = server("s2", &[format!("--peer={}", one.listener("peers"))]);
+    let agents = one.listener("agents").to_string();
+    let agents = vec![Fleet::process(
+        &files,
+        "y",
+        args::agent(&files, &agents, "y"),
+    )];
+    let fleet = Fleet {
+        agents,
+        _servers: vec![one, two],
+        files,
+    };
+    fleet.has_agents("s1", &["y"]);
+    let merged = until("s2 knows the keys of s1", secs(60), || {
+        let merged = text(&fleet.merge(&["s1", "s2"], &[]).stdout);
+        let row = "\ns2               s1               linked          1       0 127.0.0.1:";
+        merged.contains(row).then_some(merged)
+    });
+    assert!(
+        merged.contains("verdict      every server reaches every agent\n"),
+        "{merged}"
+    );
+    let merged = shown(&fleet.merge(&["s1", "s2"], &["--json"]), 0);
+    let merged: Value = serde_json::from_str(&merged).expect("JSON");
+    let at_two = json!({"server": "s2", "state": "peer", "via": ["s1"]});
+    assert_eq!(merged["agents"][0]["links"][1], at_two);
 }
 
 #[test]

@@ -1,10 +1,13 @@
-//! Two servers and two agents, each agent with a link to both servers. One server runs with upstream's command line. All of them
-//! count leases, at a stand-in for the Kubernetes API.
+//! Two servers, which are peers, and two agents, each with a link to both servers. One server runs with upstream's command line. All of
+//! them count leases, at a stand-in for the Kubernetes API.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
+use anyhow::Context as _;
+use xtask_kit::net::free_port;
 
 use crate::stack::{Ports, Process, certificates};
 
@@ -52,14 +55,17 @@ impl Fleet {
             processes: vec![api],
         };
         let kubeconfig = format!("--kubeconfig={}", kubeconfig.display());
-        let mut start = |name, flags: Vec<String>, of_kind: &[&str]| {
+        let mut start = |name, flags: Vec<String>, of_kind: &[&str], variables: &[(_, String)]| {
             let mut command = Command::new(program);
             command.args(of_kind).args(flags).arg(&kubeconfig);
+            command.envs(variables.iter().cloned());
             let process = Process::start(name, &mut command, Some(folder))?;
             fleet.processes.push(process);
             anyhow::Ok(())
         };
         let (mut calls, mut agents) = (Vec::new(), Vec::new());
+        let peers = [free_port()?, free_port()?].map(|port| format!("127.0.0.1:{port}"));
+        let mut peer_of = peers.iter().zip(peers.iter().rev());
         // A tunnel on a plaintext raw lane does not count in `full_receive_channels`: the server of upstream has none. Health is
         // scraped of one, and of the other the admin port, as KKP does.
         for (name, job, is_compat, flag) in [
@@ -69,7 +75,16 @@ impl Fleet {
             let (ports, frontend) = (Ports::free()?, folder.join(format!("{name}.sock")));
             let mut flags = ports.server(&pki, &frontend, is_compat);
             flags.push(format!("--server-id={name}"));
-            start(name, flags, &["server", flag, "--enable-lease-controller"])?;
+            let (own, other) = peer_of.next().context("two servers")?;
+            let variables = [
+                ("ADIT_PEER_BIND", own.clone()),
+                ("ADIT_PEER", other.clone()),
+                ("ADIT_PEER_CERT", format!("{pki}/server-peer.crt")),
+                ("ADIT_PEER_KEY", format!("{pki}/server-peer.key")),
+                ("ADIT_PEER_CA_CERT", format!("{pki}/peers-ca.crt")),
+            ];
+            let kind = ["server", flag, "--enable-lease-controller"];
+            start(name, flags, &kind, &variables)?;
             calls.push(format!("--proxy-server-host=127.0.0.1:{}", ports.agents));
             fleet.frontends.push(frontend);
             let scraped = if is_compat { ports.admin } else { ports.health };
@@ -81,7 +96,12 @@ impl Fleet {
             let mut flags = ports.agent(&pki, name, false);
             flags.extend(calls.iter().cloned());
             flags.push(format!("--agent-id={name}"));
-            start(name, flags, &["agent", INSECURE, "--count-server-leases"])?;
+            start(
+                name,
+                flags,
+                &["agent", INSECURE, "--count-server-leases"],
+                &[],
+            )?;
             agents.push(format!("127.0.0.1:{}", ports.health));
         }
         fleet.jobs.push(Job {

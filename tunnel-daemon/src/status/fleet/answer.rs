@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::super::model::{
-    API, CertificateStatus, DialStatus, Readiness, Role, SearchStatus, ServerCount,
+    API, CertificateStatus, DialStatus, PeerStatus, Readiness, Role, SearchStatus, ServerCount,
 };
 use super::super::text::clean;
 use super::model::Remark;
@@ -11,6 +11,7 @@ use super::model::Remark;
 /// Most answers in one file, links in one answer, and bytes of an id: those of a server's own limits, or more.
 pub(super) const ANSWERS_MAX: usize = 10_000;
 const LINKS_MAX: usize = 10_000;
+pub(super) const PEERS_MAX: usize = 1024;
 const ID_BYTES_MAX: usize = 1024;
 /// Longest text about a faulty answer.
 const FAULT_MAX: usize = 200;
@@ -32,6 +33,9 @@ pub(super) struct Answer {
     pub(super) search: Option<SearchStatus>,
     /// Only of a server.
     pub(super) server_count: Option<ServerCount>,
+    /// Only of a server.
+    #[serde(default)]
+    pub(super) peers: Vec<PeerStatus>,
     pub(super) certificates: Option<Vec<CertificateStatus>>,
 }
 
@@ -116,11 +120,19 @@ fn answer(source: &str, head: &Head, text: &str) -> Result<Answer, String> {
         None => return Err("is no answer of adit status --json: it has no field `api`".to_owned()),
     }
     let answer: Answer = serde_json::from_str(text).map_err(|error| fault(&error))?;
-    let peers = answer.links.iter().map(|link| &link.peer);
-    let longest = peers.chain([&answer.id]).map(String::len).max();
-    if answer.links.len() > LINKS_MAX || longest > Some(ID_BYTES_MAX) {
+    let linked = answer.links.iter().map(|link| &link.peer);
+    let peers = answer.peers.iter().filter_map(|peer| peer.server.as_ref());
+    let longest = linked
+        .chain(peers)
+        .chain([&answer.id])
+        .map(String::len)
+        .max();
+    if answer.links.len() > LINKS_MAX
+        || answer.peers.len() > PEERS_MAX
+        || longest > Some(ID_BYTES_MAX)
+    {
         return Err(format!(
-            "has more than {LINKS_MAX} links, or an id of more than {ID_BYTES_MAX} bytes: it is not used"
+            "has more than {LINKS_MAX} links or {PEERS_MAX} peers, or an id of more than {ID_BYTES_MAX} bytes: it is not used"
         ));
     }
     Ok(Answer {

@@ -7,9 +7,10 @@ use super::super::model::{API, DialStatus, Role};
 use super::super::tables::ends_soon;
 use super::answer::{Answer, PeerLink};
 use super::model::{
-    AgentLink, Fleet, FleetAgent, FleetCertificate, FleetServer, LinkState, MissingLink, Remark,
-    Verdict,
+    AgentLink, Fleet, FleetAgent, FleetCertificate, FleetPeer, FleetServer, LinkState, MissingLink,
+    Remark, Verdict,
 };
+use super::peers::{PeerLinks, count_lacking};
 
 /// Most servers without an answer.
 const UNANSWERED_MAX: usize = 256;
@@ -21,27 +22,35 @@ type Peers<'a> = HashMap<&'a str, LinkState>;
 pub(super) fn merge(answers: Vec<Answer>, mut problems: Vec<Remark>) -> Fleet {
     let mut notes = Vec::new();
     let answers = distinct(answers, &mut problems, &mut notes);
-    let known = Known::of(&answers);
-    let (mut servers, agents) = (known.servers(), known.agents());
+    let peers = PeerLinks::of(&answers);
+    let known = Known::of(&answers, &peers);
+    let (mut servers, mut agents) = (known.servers(), known.agents());
+    peers.reach(&mut agents, &servers);
+    let counts_of = answers.iter().filter_map(|answer| answer.server_count);
+    let agent_links = counts_of.filter_map(|count| count.agent_links).max();
+    count_lacking(&mut agents, &servers, agent_links.unwrap_or(0));
     for (at, server) in servers.iter_mut().enumerate() {
-        let usable = agents
-            .iter()
-            .filter(|agent| agent.links[at].state.is_usable());
-        server.agents = usable.count() as u64;
+        let count = |is: fn(LinkState) -> bool| {
+            let counted = agents.iter().filter(|agent| is(agent.links[at].state));
+            counted.count() as u64
+        };
+        server.agents = count(LinkState::is_usable);
+        server.through_peers = count(|state| state == LinkState::Peer);
     }
     let expected = expected_servers(&answers);
-    problems.extend(two_installations(&servers, &agents));
-    problems.extend(gaps(&answers, expected, servers.len(), &agents));
+    problems.extend(two_installations(&servers, &agents, &peers));
+    problems.extend(gaps(&answers, expected, &servers, &agents));
     notes.extend(remarks(&answers, &servers));
     let missing = missing(&agents);
     Fleet {
         api: API,
-        verdict: verdict(&missing, &agents, &problems),
+        verdict: verdict(&missing, &agents, &peers.rows, &problems),
         expected_servers: expected,
         leases: counts(&answers).filter_map(|count| count.1).max(),
         certificates: certificates(&answers),
         servers,
         agents,
+        peers: peers.rows,
         missing,
         problems,
         notes,
@@ -80,6 +89,8 @@ fn distinct(
 /// Servers and agents with and without an answer.
 struct Known<'a> {
     servers: BTreeMap<&'a str, Option<&'a Answer>>,
+    /// Servers that agents list links to.
+    called: HashSet<&'a str>,
     agents: BTreeMap<&'a str, Option<&'a Answer>>,
     /// Peers of those that have answered.
     peers: HashMap<(&'static str, &'a str), Peers<'a>>,
@@ -88,9 +99,10 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    fn of(answers: &'a [Answer]) -> Self {
+    fn of(answers: &'a [Answer], peers: &PeerLinks<'a>) -> Self {
         let mut known = Self {
-            servers: BTreeMap::new(),
+            servers: peers.named().map(|server| (server, None)).collect(),
+            called: HashSet::new(),
             agents: BTreeMap::new(),
             peers: HashMap::new(),
             links: HashMap::new(),
@@ -111,6 +123,8 @@ impl<'a> Known<'a> {
                 *best = state.min(*best);
                 if is_server {
                     known.links.entry(&link.peer).or_default().push((id, link));
+                } else {
+                    known.called.insert(&link.peer);
                 }
             }
         }
@@ -118,7 +132,7 @@ impl<'a> Known<'a> {
         known
     }
 
-    /// Leaves out servers that agents alone name, beyond a number: an agent can name any.
+    /// Leaves out servers that only others name, beyond a number: an agent can name any.
     fn cut_servers(&mut self) {
         let mut room = UNANSWERED_MAX;
         self.servers.retain(|_id, answer| {
@@ -137,7 +151,12 @@ impl<'a> Known<'a> {
             ready: answer.map(|answer| answer.readiness.ready),
             draining: answer.is_some_and(|answer| answer.readiness.draining),
             agents: 0,
+            through_peers: 0,
             announced: answer.and_then(|answer| Some(answer.server_count?.announced)),
+            accepts_agents: match answer.and_then(|answer| answer.server_count) {
+                Some(count) => Some(!count.no_agents),
+                None => (answer.is_some() || self.called.contains(id)).then_some(true),
+            },
         });
         servers.collect()
     }
@@ -165,6 +184,7 @@ impl<'a> Known<'a> {
         let links = servers.map(|server| AgentLink {
             server: (*server).to_owned(),
             state: self.state(server, id),
+            via: Vec::new(),
         });
         FleetAgent {
             id: id.to_owned(),
@@ -173,6 +193,7 @@ impl<'a> Known<'a> {
             version: answer.map(|answer| answer.version.clone()).or(told),
             dials: dials(listed),
             links: links.collect(),
+            lacking: 0,
         }
     }
 
@@ -230,23 +251,29 @@ fn expected_servers(answers: &[Answer]) -> Option<u64> {
     counts(answers).map(|(expected, _)| expected).max()
 }
 
-/// Servers that share no agent, and that know of no further server, are of two installations. If they expect more servers, an agent
+/// Servers that share no agent and are no peers, and that know of no further server, are of two installations. If they expect more servers, an agent
 /// with too few links is the more likely cause.
-fn two_installations(servers: &[FleetServer], agents: &[FleetAgent]) -> Option<Remark> {
+fn two_installations(
+    servers: &[FleetServer],
+    agents: &[FleetAgent],
+    peers: &PeerLinks<'_>,
+) -> Option<Remark> {
     let mut group: Vec<usize> = (0..servers.len()).collect();
+    let mut join = |one: usize, other: usize| {
+        let (from, to) = (group[other], group[one]);
+        for place in group.iter_mut().filter(|place| **place == from) {
+            *place = to;
+        }
+    };
+    for (asker, holder) in peers.places(servers) {
+        join(asker, holder);
+    }
     for agent in agents {
         let linked = std::iter::zip(0.., &agent.links);
         let linked = linked.filter(|(_, link)| link.state.is_usable());
         let mut linked = linked.map(|(at, _)| at);
         let Some(first) = linked.next() else { continue };
-        for other in linked {
-            let (from, to) = (group[other], group[first]);
-            for place in &mut group {
-                if *place == from {
-                    *place = to;
-                }
-            }
-        }
+        linked.for_each(|other| join(first, other));
     }
     let mut groups: BTreeMap<usize, Vec<&FleetServer>> = BTreeMap::new();
     for (at, server) in servers.iter().enumerate() {
@@ -274,7 +301,7 @@ fn two_installations(servers: &[FleetServer], agents: &[FleetAgent]) -> Option<R
 fn gaps(
     answers: &[Answer],
     expected: Option<u64>,
-    servers: usize,
+    servers: &[FleetServer],
     agents: &[FleetAgent],
 ) -> Vec<Remark> {
     let cut = answers.iter().filter(|answer| !answer.is_whole());
@@ -289,8 +316,12 @@ fn gaps(
         let by_server = answer.server_count.map(|count| count.announced);
         by_server.or_else(|| Some(answer.search.as_ref()?.known)) == expected
     });
+    let known = servers
+        .iter()
+        .filter(|server| server.accepts_agents != Some(false));
+    let servers = known.count() as u64;
     if let (Some(expected), Some(by)) = (expected, by)
-        && expected > servers as u64
+        && expected > servers
     {
         let text = format!("expects {expected} servers, and {servers} are known");
         gaps.push(Remark::new(by.source.clone(), text));
@@ -316,12 +347,13 @@ fn remarks(answers: &[Answer], servers: &[FleetServer]) -> Vec<Remark> {
             notes.push(Remark::new(answer.source.clone(), text));
         }
     }
-    let known = servers.iter().filter(|server| !server.draining).count() as u64;
-    for server in servers {
+    let accepting = || servers.iter().filter(|server| server.wants_agents());
+    let known = accepting().count() as u64;
+    for server in accepting() {
         let (Some(source), Some(announced)) = (&server.source, server.announced) else {
             continue;
         };
-        if announced < known && !server.draining {
+        if announced < known {
             let text = format!(
                 "announces {announced} of {known} servers, so agents may not look for the others: --server-count, or leases"
             );
@@ -343,12 +375,20 @@ fn missing(agents: &[FleetAgent]) -> Vec<MissingLink> {
     links.collect()
 }
 
-fn verdict(missing: &[MissingLink], agents: &[FleetAgent], problems: &[Remark]) -> Verdict {
+fn verdict(
+    missing: &[MissingLink],
+    agents: &[FleetAgent],
+    peers: &[FleetPeer],
+    problems: &[Remark],
+) -> Verdict {
     let is_open = agents.iter().any(FleetAgent::is_incomplete) || !problems.is_empty();
-    match missing.is_empty() {
-        false => Verdict::Missing,
-        true if is_open || agents.is_empty() => Verdict::Unknown,
-        true => Verdict::Linked,
+    let is_missing = !missing.is_empty()
+        || agents.iter().any(|agent| agent.lacking > 0)
+        || !peers.iter().all(FleetPeer::is_linked);
+    match is_missing {
+        true => Verdict::Missing,
+        false if is_open || agents.is_empty() => Verdict::Unknown,
+        false => Verdict::Linked,
     }
 }
 

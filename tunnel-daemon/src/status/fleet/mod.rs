@@ -1,9 +1,10 @@
-//! `adit status --fleet` and `kubectl adit status`: does every agent reach every server? Merges the answers of many processes.
+//! `adit status --fleet` and `kubectl adit status`: does every server reach every agent? Merges the answers of many processes.
 
 mod answer;
 mod kubectl;
 mod merge;
 mod model;
+mod peers;
 mod print;
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,8 @@ pub(super) struct Fleet {
     pub(super) servers: Vec<FleetServer>,
     /// By id.
     pub(super) agents: Vec<FleetAgent>,
+    /// Links between servers, by asker.
+    pub(super) peers: Vec<FleetPeer>,
     pub(super) missing: Vec<MissingLink>,
     /// Certificates that have expired or soon will.
     pub(super) certificates: Vec<FleetCertificate>,
@@ -26,7 +28,7 @@ pub(super) struct Fleet {
     pub(super) notes: Vec<Remark>,
 }
 
-/// Does every agent reach every server?
+/// Does every server reach every agent?
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
@@ -50,8 +52,43 @@ pub(super) struct FleetServer {
     pub(super) draining: bool,
     /// Agents with a usable link.
     pub(super) agents: u64,
+    /// Agents that it reaches through other servers only.
+    pub(super) through_peers: u64,
     /// The number of servers that it announces.
     pub(super) announced: Option<u64>,
+    /// Whether it has a port for agents; `None`: only its peers name it.
+    pub(super) accepts_agents: Option<bool>,
+}
+
+impl FleetServer {
+    /// Whether agents should have links to it, as far as known.
+    pub(super) fn wants_agents(&self) -> bool {
+        self.accepts_agents == Some(true) && !self.draining
+    }
+}
+
+/// A link between two servers, or one that should be there.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub(super) struct FleetPeer {
+    /// The server that asks.
+    pub(super) asker: String,
+    /// The server that is asked; `None`: the server at the address is not known.
+    pub(super) holder: Option<String>,
+    /// The address that is called, or that calls; `None`: neither end calls the other.
+    pub(super) address: Option<String>,
+    /// As in the answer, or `missing`.
+    pub(super) state: String,
+    pub(super) reason: Option<String>,
+    /// Keys that the asker knows; `None`: it has not answered.
+    pub(super) keys: Option<u64>,
+    pub(super) tunnels: u64,
+}
+
+impl FleetPeer {
+    /// Whether there is a link.
+    pub(super) fn is_linked(&self) -> bool {
+        matches!(&*self.state, "linked" | "silent")
+    }
 }
 
 /// An agent that has answered, or that a server has a link of.
@@ -68,13 +105,16 @@ pub(super) struct FleetAgent {
     pub(super) dials: DialStatus,
     /// One for each server, in their order.
     pub(super) links: Vec<AgentLink>,
+    /// Links that it has fewer than it should, though servers reach it through peers.
+    pub(super) lacking: u64,
 }
 
 impl FleetAgent {
     /// Whether a link is missing, or may be.
     pub(super) fn is_incomplete(&self) -> bool {
         let mut links = self.links.iter();
-        links.any(|link| link.state.is_missing() || link.state == LinkState::Unknown)
+        self.lacking > 0
+            || links.any(|link| link.state.is_missing() || link.state == LinkState::Unknown)
     }
 }
 
@@ -83,6 +123,9 @@ impl FleetAgent {
 pub(super) struct AgentLink {
     pub(super) server: String,
     pub(super) state: LinkState,
+    /// With [`LinkState::Peer`]: the servers that it asks for the agent.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) via: Vec<String>,
 }
 
 /// A link that is not there, or that gets no dials.
@@ -101,6 +144,8 @@ pub(super) enum LinkState {
     Draining,
     /// Nothing came for some seconds.
     Silent,
+    /// None, but the server reaches the agent through a peer.
+    Peer,
     /// The server is draining, so the agent need not reach it.
     ServerDraining,
     /// Neither end has said.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::tables::{Column, TableLine, days_left, name, painted, table_lines};
 use super::super::text::{age, clean, labelled};
 use super::model::{
-    Fleet, FleetAgent, FleetCertificate, FleetServer, LinkState, MissingLink, Remark, Verdict,
+    Fleet, FleetAgent, FleetCertificate, FleetPeer, FleetServer, LinkState, Remark, Verdict,
 };
 
 /// Columns before a text.
@@ -20,10 +20,11 @@ const REMARK_MAX: usize = 400;
 const UPTIME_MAX_SECONDS: f64 = 1e10;
 
 /// What a mark in the table means, for links that are there or may be.
-const MARKS: [(LinkState, char, &str); 5] = [
+const MARKS: [(LinkState, char, &str); 6] = [
     (LinkState::Serving, '+', "linked"),
     (LinkState::Draining, 'd', "draining"),
     (LinkState::Silent, 's', "silent for some seconds"),
+    (LinkState::Peer, 'p', "through a peer"),
     (
         LinkState::ServerDraining,
         '.',
@@ -45,21 +46,23 @@ pub(super) fn table(fleet: &Fleet, colours: bool) -> String {
     let mut out = painted(&[alarm], colours);
     out += &labelled("servers", INDENT, &servers_text(fleet));
     out += &labelled("versions", INDENT, &versions(fleet));
+    out += &labelled("peers", INDENT, &peers_text(fleet));
     out += &remarks("problem", &fleet.problems);
     out += &remarks("note", &fleet.notes);
     let rows = [
         servers(&fleet.servers),
+        peers(&fleet.peers),
         agents(fleet),
         certificates(&fleet.certificates),
     ];
     for lines in rows.iter().filter(|lines| !lines.is_empty()) {
         let _infallible = write!(out, "\n{}", painted(lines, colours));
     }
-    if !fleet.missing.is_empty() {
+    let missing = missing(fleet);
+    if !missing.is_empty() {
         out.push('\n');
-        out += &missing(&fleet.missing);
     }
-    out
+    out + &missing
 }
 
 fn verdict(fleet: &Fleet) -> String {
@@ -68,16 +71,49 @@ fn verdict(fleet: &Fleet) -> String {
         true => "",
         false => "; answers are missing, too",
     };
+    let lacking: u64 = fleet.agents.iter().map(|agent| agent.lacking).sum();
     match fleet.verdict {
-        Verdict::Linked => "every agent reaches every server".to_owned(),
-        Verdict::Missing => format!(
-            "{} of {links} links are missing{incomplete}",
-            fleet.missing.len()
-        ),
+        Verdict::Linked => "every server reaches every agent".to_owned(),
+        Verdict::Missing => {
+            let unlinked = fleet.peers.iter().filter(|peer| !peer.is_linked()).count();
+            let missing = fleet.missing.len();
+            let parts = [
+                (
+                    missing as u64,
+                    format!("{missing} of {links} links are missing"),
+                ),
+                (lacking, format!("agents have {lacking} links too few")),
+                (
+                    unlinked as u64,
+                    format!("{unlinked} links between servers are missing"),
+                ),
+            ];
+            let parts = parts.into_iter().filter(|(count, _)| *count > 0);
+            let parts: Vec<String> = parts.map(|(_, text)| text).collect();
+            parts.join("; ") + incomplete
+        }
         Verdict::Unknown => {
             "not known: no link is known to be missing, but an answer is".to_owned()
         }
     }
+}
+
+/// Text about links between servers; empty without peers.
+fn peers_text(fleet: &Fleet) -> String {
+    if fleet.peers.is_empty() {
+        return String::new();
+    }
+    let linked = fleet.peers.iter().filter(|peer| peer.is_linked()).count();
+    let through = fleet
+        .servers
+        .iter()
+        .filter(|server| server.through_peers > 0);
+    let through = through.take(ROWS_SHOWN).map(|server| {
+        let (id, count) = (clean(&server.id, 40), server.through_peers);
+        format!("; {id} reaches {count} agents only through peers")
+    });
+    format!("{linked} of {} links between servers", fleet.peers.len())
+        + &through.collect::<String>()
 }
 
 fn servers_text(fleet: &Fleet) -> String {
@@ -164,6 +200,37 @@ fn servers(all: &[FleetServer]) -> Vec<TableLine> {
         ]
     });
     let alarms = all.iter().map(|server| server.source.is_none());
+    let mut lines = table_lines(columns, rows.collect(), alarms);
+    lines.extend(more(all.len()).map(|more| TableLine {
+        text: more.trim_end().to_owned(),
+        is_alarming: false,
+    }));
+    lines
+}
+
+/// Who asks whom.
+fn peers(all: &[FleetPeer]) -> Vec<TableLine> {
+    let columns = [
+        Column::text("SERVER", Some(16)),
+        Column::text("ASKS", Some(16)),
+        Column::text("STATE", Some(9)),
+        Column::number("KEYS", 7),
+        Column::number("TUNNELS", 7),
+        Column::text("ADDRESS", Some(20)),
+    ];
+    let shown = &all[..all.len().min(ROWS_SHOWN)];
+    let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
+    let rows = shown.iter().map(|peer| {
+        [
+            peer.asker.clone(),
+            or_unknown(&peer.holder),
+            peer.state.clone(),
+            or_unknown(&peer.keys.map(|keys| keys.to_string())),
+            peer.tunnels.to_string(),
+            or_unknown(&peer.address),
+        ]
+    });
+    let alarms = shown.iter().map(|peer| peer.state != "linked");
     let mut lines = table_lines(columns, rows.collect(), alarms);
     lines.extend(more(all.len()).map(|more| TableLine {
         text: more.trim_end().to_owned(),
@@ -260,7 +327,58 @@ fn certificates(all: &[FleetCertificate]) -> Vec<TableLine> {
     lines
 }
 
-fn missing(all: &[MissingLink]) -> String {
+/// What is missing, of each kind.
+fn missing(fleet: &Fleet) -> String {
+    let peers: Vec<&FleetPeer> = fleet
+        .peers
+        .iter()
+        .filter(|peer| !peer.is_linked())
+        .collect();
+    let of_peers = peers.iter().take(ROWS_SHOWN).map(|peer| {
+        let place = peer.holder.as_ref().or(peer.address.as_ref());
+        let place = clean(place.map_or("", String::as_str), 60);
+        let reason = peer
+            .reason
+            .as_ref()
+            .map(|reason| format!(": {}", clean(reason, 200)));
+        let text = format!(
+            "server {} has no link to its peer {place}{}",
+            clean(&peer.asker, 60),
+            reason.unwrap_or_default()
+        );
+        labelled("missing", INDENT, &text)
+    });
+    let agents: Vec<&FleetAgent> = fleet
+        .agents
+        .iter()
+        .filter(|agent| agent.lacking > 0)
+        .collect();
+    let of_agents = agents.iter().take(ROWS_SHOWN).map(|agent| {
+        let has = agent
+            .links
+            .iter()
+            .filter(|link| link.state.is_usable())
+            .count() as u64;
+        let text = format!(
+            "agent {} has {has} of {} links: --peer-agent-links",
+            clean(&agent.id, 100),
+            has + agent.lacking
+        );
+        labelled("missing", INDENT, &text)
+    });
+    [
+        links_missing(fleet),
+        of_agents.collect(),
+        more(agents.len()).unwrap_or_default(),
+        of_peers.collect(),
+        more(peers.len()).unwrap_or_default(),
+    ]
+    .concat()
+}
+
+fn links_missing(fleet: &Fleet) -> String {
+    let all = &fleet.missing;
+    let asks = |server: &str| fleet.peers.iter().any(|peer| peer.asker == server);
     let shown = all.iter().take(ROWS_SHOWN);
     let lines = shown.map(|link| {
         let (agent, server) = (clean(&link.agent, 100), clean(&link.server, 100));
@@ -278,6 +396,9 @@ fn missing(all: &[MissingLink]) -> String {
             ),
             LinkState::AgentOnly => {
                 format!("agent {agent} lists a link to server {server}, and the server does not")
+            }
+            _ if asks(&link.server) => {
+                format!("agent {agent} has no link to server {server}, nor to a peer of it")
             }
             _ => format!("agent {agent} has no link to server {server}"),
         };

@@ -31,6 +31,24 @@ fn server(id: &str, agents: &[&str]) -> Value {
     server
 }
 
+/// The answer of one of three servers that are peers. It has links to others, and they have links to it.
+fn peer(id: &str, agents: &[&str], others: &[&str]) -> Value {
+    let mut peer = server(id, agents);
+    peer["server_count"] = json!({"announced": 3, "leases": null, "agent_links": 2});
+    let rows = others.iter().flat_map(|other| {
+        ["to", "from"].map(|direction| row(direction, Some(other), "linked", Value::Null))
+    });
+    peer["peers"] = rows.chain([row("to", None, "own", Value::Null)]).collect();
+    peer
+}
+
+fn row(direction: &str, server: Option<&str>, state: &str, reason: Value) -> Value {
+    json!({
+        "direction": direction, "server": server, "address": "10.0.0.9:8096", "state": state, "reason": reason, "keys": 7,
+        "tunnels": 3, "opened": 0, "not_here": 0, "failed": 0, "age_seconds": 60,
+    })
+}
+
 fn agent(id: &str, servers: &[&str]) -> Value {
     let mut agent = answer("agent", id, servers);
     agent["search"] = json!({"linked": servers.len(), "known": 2, "state": "met", "reason": null});
@@ -75,7 +93,7 @@ fn servers_alone_show_that_every_agent_reaches_every_server() {
     );
     let text = table(&fleet, true);
     for part in [
-        "verdict      every agent reaches every server\n",
+        "verdict      every server reaches every agent\n",
         "servers      2 known, 2 have answered, 2 expected; 2 agents known\n",
         "versions     servers 0.1.0 (2); agents 0.1.0 (2)\n",
         "\n  2 s2                   0.1.0     yes            2  1m00s b\n",
@@ -89,6 +107,99 @@ fn servers_alone_show_that_every_agent_reaches_every_server() {
         !text.contains('\x1b') && !text.contains("missing"),
         "{text}"
     );
+}
+
+#[test]
+fn an_agent_that_servers_reach_through_a_peer_lacks_no_link() {
+    let fleet = fleet(&[
+        peer("s1", &["x", "y"], &["s2", "s3"]),
+        peer("s2", &["x", "y"], &["s1", "s3"]),
+        peer("s3", &["y"], &["s1", "s2"]),
+    ]);
+    assert_eq!(fleet.verdict, Verdict::Linked, "{fleet:?}");
+    let x = &fleet.agents[0].links[2];
+    assert_eq!(
+        (x.state, &*x.via),
+        (LinkState::Peer, &["s1".to_owned(), "s2".to_owned()][..])
+    );
+    let text = table(&fleet, true);
+    for part in [
+        "\npeers        6 of 6 links between servers; s3 reaches 1 agents only through\n",
+        "\nSERVER           ASKS             STATE        KEYS TUNNELS ADDRESS\n",
+        "\ns3               s2               linked          7       3 10.0.0.9:8096\n",
+        " + + p\n",
+        "\n+ linked, p through a peer\n",
+    ] {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+    assert!(!text.contains('\x1b'), "{text:?}");
+}
+
+#[test]
+fn an_agent_with_fewer_links_than_peers_tell_agents_is_named() {
+    let fleet = fleet(&[
+        peer("s1", &["x", "y"], &["s2", "s3"]),
+        peer("s2", &["y"], &["s1", "s3"]),
+        peer("s3", &[], &["s1", "s2"]),
+    ]);
+    assert_eq!(
+        (fleet.verdict, &*missing(&fleet)),
+        (Verdict::Missing, &[][..])
+    );
+    let text = table(&fleet, true);
+    for part in [
+        "verdict      agents have 1 links too few",
+        "\nmissing      agent x has 1 of 2 links: --peer-agent-links\n",
+        "\x1b[1;31mx  ",
+    ] {
+        assert!(text.contains(part), "{part} in\n{text:?}");
+    }
+    assert!(!text.contains("agent y has"), "{text}");
+}
+
+#[test]
+fn a_missing_link_between_servers_is_named_with_the_agents_that_it_hides() {
+    let mut lonely = peer("s3", &[], &["s2"]);
+    let failed = row("to", None, "failed", json!("connection refused"));
+    lonely["peers"].as_array_mut().unwrap().push(failed);
+    let fleet = fleet(&[
+        peer("s1", &["x"], &["s2"]),
+        peer("s2", &["y"], &["s1", "s3"]),
+        lonely,
+    ]);
+    let expected = [("x", "s3", LinkState::Missing)];
+    assert_eq!(missing(&fleet), expected);
+    let text = table(&fleet, true);
+    for part in [
+        "missing      agent x has no link to server s3, nor to a peer of it\n",
+        "missing      server s1 has no link to its peer s3\n",
+        "missing      server s3 has no link to its peer 10.0.0.9:8096: connection refused\n",
+        "\x1b[1;31ms1               s3               missing         ?       0 ?\x1b[0m\n",
+        "agents have 2 links too few; 2 links\n             between servers are missing\x1b",
+    ] {
+        assert!(text.contains(part), "{part} in\n{text:?}");
+    }
+}
+
+/// It has no port for agents, so no agent can have a link to it.
+#[test]
+fn a_server_without_agents_is_reached_through_its_peers_only() {
+    let mut edge = server("edge", &[]);
+    edge["server_count"] =
+        json!({"announced": 1, "leases": null, "agent_links": 2, "no_agents": true});
+    edge["peers"] = json!([row("to", Some("s1"), "linked", Value::Null)]);
+    let mut one = server("s1", &["x"]);
+    one["server_count"] = json!({"announced": 1, "leases": null, "agent_links": 2});
+    one["peers"] = json!([row("from", Some("edge"), "linked", Value::Null)]);
+    for answers in [vec![one.clone(), edge], vec![one]] {
+        let fleet = fleet(&answers);
+        assert_eq!(fleet.verdict, Verdict::Linked, "{fleet:?}");
+        assert_eq!(fleet.agents[0].links[0].state, LinkState::Peer);
+        assert_eq!(
+            (said(&fleet.problems), said(&fleet.notes)),
+            Default::default()
+        );
+    }
 }
 
 #[test]
@@ -411,13 +522,15 @@ fn a_hostile_answer_neither_drives_the_terminal_nor_floods_it() {
         .collect();
     one["links_total"] = json!(u64::MAX);
     one["uptime_seconds"] = json!(-1e300);
+    let unreached = row("to", Some(&evil), &evil, json!(evil));
+    one["peers"] = vec![unreached; 1000].into();
     let mut all = fleet(&[one.clone(), one, server("s2", &[&evil])]);
     all.notes.push(Remark::new(evil.clone(), evil));
     let text = table(&all, false);
     let drives = |line: &str| line.contains(|c: char| !c.is_ascii_graphic() && c != ' ');
     assert!(!text.lines().any(drives), "{text:?}");
     assert!(text.lines().all(|line| line.len() <= 80), "{text}");
-    assert!(text.lines().count() < 500, "{text}");
+    assert!(text.lines().count() < 600, "{text}");
     assert!(text.contains("and 461 more"), "{text}");
 }
 
@@ -441,7 +554,7 @@ fn what_is_too_much_for_an_answer_is_refused() {
         last.unwrap_err().text
     };
     let long = server(&"x".repeat(2000), &["y"]).to_string();
-    assert!(fault(&long, 1).starts_with("has more than 10000 links, or an id"));
+    assert!(fault(&long, 1).starts_with("has more than 10000 links or 1024 peers, or"));
     let two = server("s", &["x"]).to_string().repeat(2);
     assert_eq!(
         fault(&two, 1),

@@ -71,6 +71,8 @@ async fn an_agent_of_one_server_is_reached_through_another() {
     // Only the server that the client called counts dials and tunnels of clients.
     let dials = "konnectivity_network_proxy_server_dial_duration_seconds_count";
     scraped(&pair.front.metrics.scrape(), dials, 10.0).await;
+    let linked = "adit_peer_addresses{state=\"linked\"}";
+    scraped(&pair.front.metrics.scrape(), linked, 1.0).await;
     let there = pair.world.server().metrics.scrape().text();
     assert!(matches!(sample(&there, dials), None | Some(0.0)), "{there}");
 }
@@ -241,6 +243,9 @@ async fn another_installation_and_itself_are_no_peers() {
     let address = ([127, 0, 0, 1], port).into();
     let own = asker(&world, &files, "own", &[address], &flags).await;
     until("it knows itself", || own.peer_failures() == ["this server"]).await;
+    let addresses = |state: &str| format!("adit_peer_addresses{{state=\"{state}\"}}");
+    scraped(&own.metrics.scrape(), &addresses("own"), 1.0).await;
+    scraped(&front.metrics.scrape(), &addresses("failed"), 1.0).await;
     let linked = [&front, &twin, &own].map(RunningServer::linked_peers);
     assert_eq!(linked, [0; 3]);
 }
