@@ -38,7 +38,7 @@ families! {
         tunnels: IntGaugeVec = families.gauge_vec("peer_tunnels", &["server", "direction"]),
         /// Payload bytes of tunnels between servers that have ended, both ways, by server and direction
         bytes: IntCounterVec = families.counter_vec("peer_bytes_total", &["server", "direction"]),
-        /// Keys announced by a server whose agents have proved something else than the agents here under the same key
+        /// Keys announced by a server whose agents have proved something else than the agents here under the same key, or several things
         conflicts: IntCounterVec = families.counter_vec("peer_key_conflicts_total", &["server"]),
     }
 }

@@ -228,9 +228,10 @@ impl Drop for RegisteredPeer {
     }
 }
 
-/// Whether agents here under the same key have proved something else.
+/// Whether agents here under the same key have proved something else. A peer that says no owner has agents of several, unless they
+/// are gone.
 fn is_conflict(registry: &Registry, scope: &Scope, said: PeerKey) -> bool {
-    if said.owner == 0 || !registry.is_claim(scope) {
+    if (said.owner == 0 && said.draining) || !registry.is_claim(scope) {
         return false;
     }
     let mut principals = registry

@@ -130,6 +130,43 @@ async fn a_peer_whose_keys_change_for_ever_loses_its_link() {
     connect::echo(&mut stream, b"by the other peer").await;
 }
 
+/// A claim to a key of an agent here is counted, whether it names another owner or none. The agent here gets the dials.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_that_claims_a_key_of_an_agent_here_is_counted_and_gets_no_dials() {
+    const CONFLICTS: &str = "adit_peer_key_conflicts_total{server=\"stub\"}";
+    let files = PeerFiles::new();
+    let (world, _stub, mut call) = asked(&files).await;
+    let _agent = world.agent_for("mine", "host=localhost").await;
+    world.links(1).await;
+    let claim = |owner, draining| {
+        let change = KeyChange {
+            strategy: 2,
+            key: "localhost".to_owned(),
+            owner,
+            draining,
+            ..KeyChange::default()
+        };
+        Payload::Keys(Keys {
+            changes: vec![change],
+            complete: true,
+        })
+    };
+    // Its agents of this key are gone: no claim.
+    call.packet(PacketType::Keys, claim(0, true));
+    until("both keys", || world.server().reachable_keys() == 2).await;
+    let counted = || sample(&world.server().metrics.scrape().text(), CONFLICTS).unwrap_or(0.0);
+    assert_eq!(counted(), 0.0);
+    for (owner, conflicts) in [(7, 1.0), (0, 2.0)] {
+        call.packet(PacketType::Keys, claim(owner, false));
+        until("a conflict", || counted() == conflicts).await;
+    }
+    let (port, _echo) = targets::echo().await;
+    for _dial in 0..5 {
+        let mut stream = connect::open(&world.connect(), &format!("localhost:{port}")).await;
+        connect::echo(&mut stream, b"by the agent here").await;
+    }
+}
+
 /// A link of a stub that asks, and its lane.
 async fn asking(world: &World, files: &PeerFiles) -> (Connection, Call, Stub) {
     let address = world.server().peers.expect("it serves peers");

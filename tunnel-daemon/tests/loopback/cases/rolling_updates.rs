@@ -142,7 +142,7 @@ async fn no_dial_fails_while_servers_are_replaced_one_by_one() {
         servers.map(RunningServer::links).sum()
     };
     let limit = Duration::from_secs(if is_nightly() { 180 } else { 30 });
-    until_for("all links", limit, || servers(&places) >= LINKS * agents()).await;
+    until_for(limit, "all links", || servers(&places) >= LINKS * agents()).await;
     let knows = |place: &Place| {
         let server = place.server.as_ref().expect("it runs");
         server.linked_peers() == SERVERS - 1
@@ -178,7 +178,7 @@ async fn no_dial_fails_while_servers_are_replaced_one_by_one() {
         }
         through.write().await.push(place.socket.clone());
         let server = place.server.as_ref().expect("it runs");
-        until_for("links or keys of all agents", limit, || {
+        until_for(limit, "links or keys of all agents", || {
             server.links() + server.reachable_keys() >= agents()
         })
         .await;
