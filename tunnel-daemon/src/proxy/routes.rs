@@ -7,14 +7,12 @@ use std::time::Duration;
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, LinkId};
-use adit_core::session::{ProcessBudget, Promise, TunnelKind};
+use adit_core::session::{Promise, TunnelKind};
 use adit_core::target::{Host, Target};
 use adit_proxy::http::Parent;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
 
 use super::customer::Customer;
 use super::direct::Direct;
@@ -24,7 +22,7 @@ use crate::process::Process;
 use adit_config::plan::{DNS_PORT, ProxyPlan};
 use adit_net::happy_eyeballs::Race;
 use adit_server::frontend::events::Upstream;
-use adit_server::router::{AskedAgents, OpenTunnel};
+use adit_server::router::{AskedAgents, OpenTunnel, Router};
 use adit_tls::nested::Nested;
 use adit_tls::stream::ByteStream;
 use adit_tunnel::{Carrier, Endpoint, LaneWatch, ServerConnection};
@@ -35,12 +33,11 @@ pub(super) struct Routes {
     names: Names,
     direct: Direct,
     customer: Customer,
-    pending: Semaphore,
+    /// Without agents: it counts and refuses dials, and has the budget.
+    router: Arc<Router>,
     timeout: Duration,
     silence_max: Duration,
-    budget: Arc<ProcessBudget>,
     watch: Arc<LaneWatch>,
-    stop: CancellationToken,
 }
 
 /// A connection to a target, and whose it is.
@@ -65,7 +62,7 @@ impl Routes {
     pub(super) fn new(
         plan: &ProxyPlan,
         process: &Process,
-        pending_max: usize,
+        router: Arc<Router>,
         servers: Arc<Servers>,
         (names, direct, customer): (Names, Direct, Customer),
     ) -> Self {
@@ -74,12 +71,10 @@ impl Routes {
             names,
             direct,
             customer,
-            pending: Semaphore::new(pending_max.min(Semaphore::MAX_PERMITS)),
+            router,
             timeout: plan.dial_timeout,
             silence_max: process.isolation.half_closed_timeout,
-            budget: Arc::clone(&process.budget),
             watch: Arc::clone(&process.lane_watch),
-            stop: process.stop.clone(),
         }
     }
 
@@ -89,15 +84,7 @@ impl Routes {
         alone: bool,
         asked: &AskedAgents,
     ) -> Result<OpenTunnel<Carrier>, DialFailure> {
-        if self.stop.is_cancelled() {
-            return Err(DialFailure::ShuttingDown);
-        }
-        let Ok(_turn) = self.pending.try_acquire() else {
-            return Err(DialFailure::TooManyPending { per_agent: false });
-        };
-        let Some(promise) = self.budget.promise(TunnelKind::Socket) else {
-            return Err(DialFailure::NoMemory);
-        };
+        let (_pending, promise) = self.router.admit_dial(TunnelKind::Socket)?;
         let reached = self.reach(target, alone, asked).await;
         asked.conclude(reached.as_ref().err());
         self.servers.make_ready();
@@ -109,7 +96,7 @@ impl Routes {
             stream: reached.stream,
             early: reached.early,
             silence_max: self.silence_max,
-            budget: Arc::clone(&self.budget),
+            budget: Arc::clone(self.router.budget()),
             watch: Arc::clone(&self.watch),
         });
         endpoint.keep(promise);

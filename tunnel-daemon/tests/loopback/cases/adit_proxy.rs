@@ -6,6 +6,8 @@ use std::time::Duration;
 use adit::agent::RunningAgent;
 use adit::proxy::{self, RunningProxy};
 use adit::server::{self, RunningServer};
+use adit::status::Socket;
+use adit::status::model::Status;
 use adit_testkit::args;
 use adit_testkit::http::{self, Answer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -33,6 +35,8 @@ async fn linked(flags: &[&str], of_agent: &[&str]) -> (World, RunningAgent) {
 async fn start(world: &World, servers: &[SocketAddr], flags: &[&str]) -> RunningProxy {
     let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
     let mut args = args::proxy(&world.files, &servers.join(","));
+    let has_socket = |flag: &&str| flag.starts_with("--admin-socket=");
+    args.retain(|arg| !(arg == "--admin-socket=off" && flags.iter().any(has_socket)));
     args.push("--frontend=socks5=tcp:127.0.0.1:0".to_owned());
     args.push("--frontend=http-proxy=tcp:127.0.0.1:0".to_owned());
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -255,6 +259,28 @@ async fn a_dial_goes_to_a_server_that_answers_and_has_an_agent() {
     world.server().leave(Some(Duration::ZERO)).await;
     let (_io, code) = dial(&proxy, "127.0.0.1", port).await;
     assert_eq!(code, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_without_an_answer_is_pending_in_the_status() {
+    let host = targets::silent_host();
+    let silent: SocketAddr = host.address.parse().expect("an address");
+    let (world, _agent) = linked(&[], &[]).await;
+    let socket = world.dir.path().join("proxy-admin.sock");
+    let flag = format!("--admin-socket={}", socket.display());
+    let proxy = beside(&world, &[&flag, "--pending-dials=1"]).await;
+    let pending = || {
+        let status = Socket::new(&socket).ask::<Status>("/v1/status");
+        status.expect("an answer").pending_dials
+    };
+    assert_eq!(pending(), Some(0));
+    let mut first = socks(&proxy).await;
+    let request = hello("127.0.0.1", silent.port());
+    first.write_all(&request).await.unwrap();
+    until("it is pending", || pending() == Some(1)).await;
+    let (_io, code) = dial(&proxy, "127.0.0.1", silent.port()).await;
+    assert_eq!(code, 1, "one is the limit");
+    until("the agent has given up", || pending() == Some(0)).await;
 }
 
 /// Connections that wait for a dial do not outlive their server unnoticed, and a server that comes back is found.
