@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, LinkId};
@@ -13,6 +13,7 @@ use adit_proxy::http::Parent;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use tokio::time::timeout_at;
 
 use super::customer::Customer;
 use super::direct::Direct;
@@ -120,7 +121,8 @@ impl Routes {
         let parsed = parsed.map_err(|flaw| DialFailure::Target(flaw.to_string()))?;
         if parsed.zone.is_some() {
             // The zone is one of the agent's.
-            let through = tokio::time::timeout(self.timeout, self.through(target, asked)).await;
+            let until = Instant::now() + self.timeout;
+            let through = timeout_at(until.into(), self.through(target, until, asked)).await;
             return through.unwrap_or(Err(DialFailure::TimedOut));
         }
         let (host, port) = (host_of(&parsed), parsed.port);
@@ -144,29 +146,36 @@ impl Routes {
 
     /// Through the tunnel, or past it while it is out of order.
     async fn to(&self, host: &str, port: u16, asked: &AskedAgents) -> Result<Reached, DialFailure> {
+        let until = Instant::now() + self.timeout;
         let through = async {
             match self.names.find(host).await? {
                 // Name servers are never reached past the tunnel.
                 Found::Past(ips) if port != DNS_PORT => Ok(Err(ips)),
-                Found::Addresses(ips) => self.any_of(ips, port, asked).await.map(Ok),
+                Found::Addresses(ips) => self.any_of(ips, port, until, asked).await.map(Ok),
                 Found::Name | Found::Past(_) => {
                     let target = match host.contains(':') {
                         true => format!("[{host}]:{port}"),
                         false => format!("{host}:{port}"),
                     };
-                    self.through(&target, asked).await.map(Ok)
+                    self.through(&target, until, asked).await.map(Ok)
                 }
             }
         };
-        let through = tokio::time::timeout(self.timeout, through).await;
+        let through = timeout_at(until.into(), through).await;
         match through.unwrap_or(Err(DialFailure::TimedOut))? {
             Ok(reached) => Ok(reached),
             Err(ips) => self.direct.open(host, ips, port).await.map(past),
         }
     }
 
-    async fn through(&self, target: &str, asked: &AskedAgents) -> Result<Reached, DialFailure> {
-        self.servers.stream(target, asked).await.map(Reached::from)
+    async fn through(
+        &self,
+        target: &str,
+        until: Instant,
+        asked: &AskedAgents,
+    ) -> Result<Reached, DialFailure> {
+        let through = self.servers.stream(target, until, asked).await;
+        through.map(Reached::from)
     }
 
     /// The first of these addresses that can be reached through the tunnel; their attempts overlap.
@@ -174,11 +183,12 @@ impl Routes {
         &self,
         ips: Vec<IpAddr>,
         port: u16,
+        until: Instant,
         asked: &AskedAgents,
     ) -> Result<Reached, DialFailure> {
         let attempt = |ip| async move {
             let target = SocketAddr::new(ip, port).to_string();
-            self.through(&target, asked).await
+            self.through(&target, until, asked).await
         };
         let mut told = DialFailure::NoAgent;
         let mut race = Race::new(ips, attempt);
