@@ -81,7 +81,9 @@ async fn requests_of_one_connection_reach_several_targets_on_connections_that_st
     assert_eq!(within("a body", other.read_u8()).await.unwrap(), b'1');
 }
 
-/// Nothing else would read its reset, which is behind the bytes that the target does not take.
+/// Its reset is behind the bytes that the target does not take.
+///
+/// Limit (times): An `http-proxy` client that is gone behind a stuck upload | noticed within 10 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_during_a_stuck_upload_ends_its_tunnel() {
     let (port, _target) = targets::deaf().await;
