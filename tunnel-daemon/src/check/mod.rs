@@ -11,6 +11,7 @@ pub(crate) mod line;
 mod places;
 pub(crate) mod report;
 mod servers;
+mod target_proxies;
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -75,6 +76,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             if options.connect {
                 lines.extend(servers::of_agent(plan)?);
             }
+            lines.extend(target_proxies::of_agent(plan, options.connect)?);
         }
         CheckGiven::Proxy(plan, warnings) => {
             lines.extend(configuration(warnings));
@@ -85,6 +87,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             if options.connect {
                 lines.extend(servers::of_proxy(plan)?);
             }
+            lines.extend(target_proxies::of_proxy(plan, options.connect)?);
         }
     }
     lines.extend(egress(options, now)?);

@@ -86,19 +86,9 @@ impl Direct {
         resolver: Arc<SystemResolver>,
         own_sockets: OwnSockets,
     ) -> anyhow::Result<Self> {
-        let url = plan
-            .proxy
-            .https_proxy
-            .as_deref()
-            .filter(|_| plan.cloud_apis);
-        let proxy = url.map(HttpProxy::parse).transpose();
-        let proxy = proxy.map_err(|why| anyhow::anyhow!("HTTPS_PROXY {why}"))?;
-        if proxy.as_ref().is_some_and(|proxy| proxy.is_tls) {
-            anyhow::bail!("HTTPS_PROXY names a proxy that is spoken to by TLS: write http://");
-        }
         Ok(Self {
             plan: plan.clone(),
-            proxy,
+            proxy: plan.https_proxy().map_err(anyhow::Error::msg)?,
             others,
             resolver,
             own_sockets,
