@@ -18,6 +18,7 @@ use adit_tls::nested::SystemTrust;
 use adit_tls::stream::ByteStream;
 use adit_tls::tls::server_name;
 
+const TCP_REMEDY: &str = "start the proxy, or correct its URL; a firewall may be between";
 const TLS_REMEDY: &str = "correct the URL, or give the CA of the proxy's certificate";
 
 /// The proxy of an agent's targets; tried if `connect`.
@@ -93,7 +94,8 @@ async fn reach(
     proxy: &HttpProxy,
     ca_cert: Option<&Path>,
 ) -> Result<(), Failure> {
-    let (socket, peer) = tcp(resolver, &proxy.host, proxy.port).await?;
+    let connected = tcp(resolver, &proxy.host, proxy.port).await;
+    let (socket, peer) = connected.map_err(|(why, _of_a_server)| (why, TCP_REMEDY))?;
     if !proxy.is_tls {
         return Ok(());
     }
