@@ -75,7 +75,6 @@ pub async fn start_with(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result
     let process = Process::start(&common, metrics.adit(), controls).await?;
     let clients = Tasks::new(CLIENT_TASKS_MAX);
     let pending_max = usize::try_from(plan.pending_dials_max.get())?;
-    // Without agents: it has the budget, and refuses dials when this process leaves.
     let limits = DialLimits {
         pending_max,
         timeout: Some(plan.dial_timeout),
@@ -122,7 +121,7 @@ pub async fn start_with(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result
     let routes = Routes::new(
         plan,
         &process,
-        pending_max,
+        Arc::clone(&router),
         Arc::clone(&servers),
         (names, direct, customer),
     );

@@ -276,14 +276,14 @@ pub struct CheckOptions {
     /// One JSON object instead of lines
     #[arg(long)]
     pub json: bool,
-    /// Connect to the servers of an agent's or proxy's flags, as it would
+    /// Connect to the servers of an agent's or proxy's flags, as it would, and to the proxy through which it reaches targets
     #[arg(long)]
     pub connect: bool,
     /// kube-apiserver's --egress-selector-config-file: what kube-apiserver would do with it. Connects as the file says;
     /// with a server's flags compares with these, and connects with --connect
     #[arg(long, value_name = "FILE")]
     pub egress_config: Option<PathBuf>,
-    /// server, agent or proxy, and its flags, to be checked on this host
+    /// server, agent, proxy or the name of a HyperShift sidecar, and its flags, to be checked on this host
     #[arg(
         value_name = "COMMAND",
         trailing_var_arg = true,

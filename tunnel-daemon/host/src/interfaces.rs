@@ -3,6 +3,11 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+/// A route to fewer bits than a network of an interface has: a VPN's way to everything.
+const NETWORK_BITS_MIN: u8 = 8;
+
 /// All addresses, loopback included; empty where /proc is not mounted.
 #[must_use]
 pub fn local_addresses() -> Vec<IpAddr> {
@@ -10,6 +15,16 @@ pub fn local_addresses() -> Vec<IpAddr> {
     let v6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
     let mut all: Vec<IpAddr> = in_trie(&v4).into_iter().map(IpAddr::from).collect();
     all.extend(in_list(&v6).into_iter().map(IpAddr::from));
+    all
+}
+
+/// The networks of all interfaces: hosts that are reached without a router, this one included; empty where /proc is not mounted.
+#[must_use]
+pub fn local_networks() -> Vec<IpNet> {
+    let v4 = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
+    let v6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    let mut all: Vec<IpNet> = networks_in_trie(&v4).into_iter().map(IpNet::from).collect();
+    all.extend(networks_in_list(&v6).into_iter().map(IpNet::from));
     all
 }
 
@@ -28,27 +43,55 @@ pub fn host_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A leaf `|-- ADDRESS`, then its routes; a local address has a route `host LOCAL`. The trie appears once for each table.
-fn in_trie(text: &str) -> Vec<Ipv4Addr> {
-    let mut found = Vec::new();
+/// A leaf `|-- ADDRESS`, then its routes `/BITS SCOPE TYPE`. The trie appears once for each table.
+fn routes_in_trie(text: &str) -> impl Iterator<Item = (Ipv4Net, &str)> {
     let mut leaf = None;
-    for line in text.lines() {
+    text.lines().filter_map(move |line| {
         let line = line.trim();
         if let Some(address) = line.strip_prefix("|-- ") {
             leaf = address.parse().ok();
-        } else if line == "/32 host LOCAL" {
-            found.extend(leaf.filter(|address| !found.contains(address)));
+            return None;
+        }
+        let (bits, kind) = line.strip_prefix('/')?.split_once(' ')?;
+        Some((Ipv4Net::new(leaf?, bits.parse().ok()?).ok()?, kind))
+    })
+}
+
+/// A local address has a route to itself.
+fn in_trie(text: &str) -> Vec<Ipv4Addr> {
+    let mut found = Vec::new();
+    for (route, kind) in routes_in_trie(text) {
+        let address = route.addr();
+        if kind == "host LOCAL" && route.prefix_len() == 32 && !found.contains(&address) {
+            found.push(address);
         }
     }
     found
 }
 
+fn networks_in_trie(text: &str) -> Vec<Ipv4Net> {
+    routes_in_trie(text)
+        .filter(|(_, kind)| matches!(*kind, "host LOCAL" | "link UNICAST"))
+        .map(|(network, _)| network)
+        .filter(|network| network.prefix_len() >= NETWORK_BITS_MIN)
+        .collect()
+}
+
 /// 32 hexadecimal digits at the start of each line.
 fn in_list(text: &str) -> Vec<Ipv6Addr> {
-    text.lines()
-        .filter_map(|line| u128::from_str_radix(line.split(' ').next()?, 16).ok())
-        .map(Ipv6Addr::from)
-        .collect()
+    let networks = networks_in_list(text).into_iter();
+    networks.map(|network| network.addr()).collect()
+}
+
+/// The third word is the number of the network's bits, hexadecimal.
+fn networks_in_list(text: &str) -> Vec<Ipv6Net> {
+    let network = |line: &str| {
+        let mut words = line.split_whitespace();
+        let address = u128::from_str_radix(words.next()?, 16).ok()?;
+        let bits = u8::from_str_radix(words.nth(1)?, 16).ok()?;
+        Ipv6Net::new(address.into(), bits).ok()
+    };
+    text.lines().filter_map(network).collect()
 }
 
 /// Index and name are the second and the last word of each line; numbers are hexadecimal.
@@ -72,12 +115,28 @@ mod tests {
             in_trie(&twice),
             [[127, 0, 0, 1], [192, 0, 2, 7]].map(Ipv4Addr::from)
         );
+        let networks = networks_in_trie(trie);
+        let contains = |address: [u8; 4]| {
+            let mut networks = networks.iter();
+            networks.any(|network| network.contains(&Ipv4Addr::from(address)))
+        };
+        for own in [[127, 9, 9, 9], [192, 0, 2, 7], [192, 0, 2, 200]] {
+            assert!(contains(own), "{own:?}: {networks:?}");
+        }
+        assert!(!contains([192, 0, 3, 1]), "{networks:?}");
+        let of_a_vpn = "Main:\n  |-- 0.0.0.0\n     /1 link UNICAST\n     /0 universe UNICAST\n";
+        assert!(networks_in_trie(of_a_vpn).is_empty());
     }
 
     #[test]
     fn the_list_of_ipv6_addresses_is_read() {
         let list = "00000000000000000000000000000001 01 80 10 80       lo\n";
         assert_eq!(in_list(list), [Ipv6Addr::LOCALHOST]);
+        let list = "20010db8000000010000000000000007 02 40 00 80 eth0\n";
+        let [network] = networks_in_list(list)[..] else {
+            panic!("one network");
+        };
+        assert_eq!(network.trunc(), "2001:db8:0:1::/64".parse().unwrap());
     }
 
     #[test]

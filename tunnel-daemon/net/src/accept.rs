@@ -208,8 +208,11 @@ async fn greet(
     };
     match handshake {
         Ok(stream) => Some(stream),
-        Err(error) => {
-            events.handshake_failed(peer, &error);
+        Err(failed) => {
+            events.handshake_failed(peer, &failed.error);
+            // Nobody waits for a peer that does not read its alert.
+            drop(place);
+            let _stopped = stop.run_until_cancelled(failed.close()).await;
             None
         }
     }

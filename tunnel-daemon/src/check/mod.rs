@@ -12,6 +12,7 @@ mod peers;
 mod places;
 pub(crate) mod report;
 mod servers;
+mod target_proxies;
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
@@ -77,6 +78,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             if options.connect {
                 lines.extend(servers::of_agent(plan)?);
             }
+            lines.extend(target_proxies::of_agent(plan, options.connect)?);
         }
         CheckGiven::Proxy(plan, warnings) => {
             lines.extend(configuration(warnings));
@@ -87,6 +89,7 @@ pub(super) fn run(options: &CheckOptions) -> anyhow::Result<ExitCode> {
             if options.connect {
                 lines.extend(servers::of_proxy(plan)?);
             }
+            lines.extend(target_proxies::of_proxy(plan, options.connect)?);
         }
     }
     lines.extend(egress(options, now)?);

@@ -1,7 +1,7 @@
 //! Connections past the servers of a proxy: to APIs of clouds, and while the tunnel is out of order.
 //!
-//! What a client asks for may be a tenant's choice, so a direct connection reaches public addresses only, unless a flag names
-//! more.
+//! What a client asks for may be a tenant's choice, so a direct connection reaches public addresses only, and none of this host's own
+//! networks, unless a flag names more.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use adit_core::failure::DialFailure;
 use adit_core::text::Excerpt;
 use adit_proxy::connect::open_tunnel;
 use bytes::Bytes;
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use tokio::net::TcpStream;
 
 use adit_config::plan::{DirectPlan, HttpProxy};
+use adit_host::interfaces::local_networks;
 use adit_net::dial::{DialError, Network};
 use adit_net::direct;
 use adit_net::happy_eyeballs::Race;
@@ -85,19 +86,9 @@ impl Direct {
         resolver: Arc<SystemResolver>,
         own_sockets: OwnSockets,
     ) -> anyhow::Result<Self> {
-        let url = plan
-            .proxy
-            .https_proxy
-            .as_deref()
-            .filter(|_| plan.cloud_apis);
-        let proxy = url.map(HttpProxy::parse).transpose();
-        let proxy = proxy.map_err(|why| anyhow::anyhow!("HTTPS_PROXY {why}"))?;
-        if proxy.as_ref().is_some_and(|proxy| proxy.is_tls) {
-            anyhow::bail!("HTTPS_PROXY names a proxy that is spoken to by TLS: write http://");
-        }
         Ok(Self {
             plan: plan.clone(),
-            proxy,
+            proxy: plan.https_proxy().map_err(anyhow::Error::msg)?,
             others,
             resolver,
             own_sockets,
@@ -137,7 +128,11 @@ impl Direct {
         ips: Vec<IpAddr>,
         port: u16,
     ) -> Result<(ByteStream, Bytes), DialFailure> {
-        let permitted = ips.into_iter().filter(|ip| self.permits(*ip));
+        // The addresses of interfaces change.
+        let own_networks = local_networks();
+        let permitted = ips
+            .into_iter()
+            .filter(|ip| self.permits(*ip, &own_networks));
         let permitted: Vec<IpAddr> = permitted.take(ADDRESSES_MAX).collect();
         if permitted.is_empty() {
             return Err(DialFailure::Target(format!(
@@ -215,12 +210,15 @@ impl Direct {
         Err(told)
     }
 
-    fn permits(&self, ip: IpAddr) -> bool {
-        self.plan
-            .allowed
-            .iter()
-            .any(|network| network.contains(&ip))
-            || !is_guarded(ip)
+    fn permits(&self, ip: IpAddr, own_networks: &[IpNet]) -> bool {
+        let contains =
+            |networks: &[IpNet], ip| networks.iter().any(|network| network.contains(&ip));
+        let reaches = match ip {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(ip) => embedded(ip).map(IpAddr::from),
+        };
+        contains(&self.plan.allowed, ip)
+            || !(is_guarded(ip) || contains(own_networks, reaches.unwrap_or(ip)))
     }
 }
 
@@ -345,6 +343,26 @@ mod tests {
                 .await;
             assert_eq!(opened.is_ok(), opens, "{allowed:?}");
             assert_eq!(listener.accept().is_ok(), opens, "{allowed:?}");
+        }
+    }
+
+    #[test]
+    fn public_networks_of_own_interfaces_need_permission() {
+        let own = ["203.0.113.7/24", "2001:db8:0:1::7/64"].map(|text| text.parse().unwrap());
+        let unnamed = direct(&plan(None, &[])).unwrap();
+        let named = direct(&plan(None, &["203.0.113.0/28"])).unwrap();
+        for (ip, is_own, is_named) in [
+            ("203.0.113.7", true, true),
+            ("203.0.113.200", true, false),
+            ("::ffff:203.0.113.200", true, false),
+            ("64:ff9b::cb00:7107", true, false),
+            ("2001:db8:0:1::8", true, false),
+            ("2001:db8:0:2::8", false, false),
+            ("203.0.114.1", false, false),
+        ] {
+            let ip = ip.parse().unwrap();
+            assert_eq!(unnamed.permits(ip, &own), !is_own, "{ip}");
+            assert_eq!(named.permits(ip, &own), !is_own || is_named, "{ip}");
         }
     }
 

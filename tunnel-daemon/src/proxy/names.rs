@@ -261,11 +261,13 @@ impl Connect for ByTunnel {
     fn connect(
         &self,
         server: SocketAddr,
+        limit: Duration,
     ) -> BoxFuture<'static, io::Result<Box<dyn DnsConnection>>> {
         let servers = Arc::clone(&self.0);
+        let until = Instant::now() + limit;
         async move {
             let opened = servers
-                .stream(&server.to_string(), &AskedAgents::default())
+                .stream(&server.to_string(), until, &AskedAgents::default())
                 .await;
             let Through { stream, early, .. } =
                 opened.map_err(|failure| io::Error::other(failure.to_string()))?;

@@ -3,18 +3,17 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, LinkId};
-use adit_core::session::{ProcessBudget, Promise, TunnelKind};
+use adit_core::session::{Promise, TunnelKind};
 use adit_core::target::{Host, Target};
 use adit_proxy::http::Parent;
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
+use tokio::time::timeout_at;
 
 use super::customer::Customer;
 use super::direct::Direct;
@@ -24,7 +23,7 @@ use crate::process::Process;
 use adit_config::plan::{DNS_PORT, ProxyPlan};
 use adit_net::happy_eyeballs::Race;
 use adit_server::frontend::events::Upstream;
-use adit_server::router::{AskedAgents, OpenTunnel};
+use adit_server::router::{AskedAgents, OpenTunnel, Router};
 use adit_tls::nested::Nested;
 use adit_tls::stream::ByteStream;
 use adit_tunnel::{Carrier, Endpoint, LaneWatch, ServerConnection};
@@ -35,12 +34,11 @@ pub(super) struct Routes {
     names: Names,
     direct: Direct,
     customer: Customer,
-    pending: Semaphore,
+    /// Without agents: it counts and refuses dials, and has the budget.
+    router: Arc<Router>,
     timeout: Duration,
     silence_max: Duration,
-    budget: Arc<ProcessBudget>,
     watch: Arc<LaneWatch>,
-    stop: CancellationToken,
 }
 
 /// A connection to a target, and whose it is.
@@ -65,7 +63,7 @@ impl Routes {
     pub(super) fn new(
         plan: &ProxyPlan,
         process: &Process,
-        pending_max: usize,
+        router: Arc<Router>,
         servers: Arc<Servers>,
         (names, direct, customer): (Names, Direct, Customer),
     ) -> Self {
@@ -74,12 +72,10 @@ impl Routes {
             names,
             direct,
             customer,
-            pending: Semaphore::new(pending_max.min(Semaphore::MAX_PERMITS)),
+            router,
             timeout: plan.dial_timeout,
             silence_max: process.isolation.half_closed_timeout,
-            budget: Arc::clone(&process.budget),
             watch: Arc::clone(&process.lane_watch),
-            stop: process.stop.clone(),
         }
     }
 
@@ -89,15 +85,7 @@ impl Routes {
         alone: bool,
         asked: &AskedAgents,
     ) -> Result<OpenTunnel<Carrier>, DialFailure> {
-        if self.stop.is_cancelled() {
-            return Err(DialFailure::ShuttingDown);
-        }
-        let Ok(_turn) = self.pending.try_acquire() else {
-            return Err(DialFailure::TooManyPending { per_agent: false });
-        };
-        let Some(promise) = self.budget.promise(TunnelKind::Socket) else {
-            return Err(DialFailure::NoMemory);
-        };
+        let (_pending, promise) = self.router.admit_dial(TunnelKind::Socket)?;
         let reached = self.reach(target, alone, asked).await;
         asked.conclude(reached.as_ref().err());
         self.servers.make_ready();
@@ -109,7 +97,7 @@ impl Routes {
             stream: reached.stream,
             early: reached.early,
             silence_max: self.silence_max,
-            budget: Arc::clone(&self.budget),
+            budget: Arc::clone(self.router.budget()),
             watch: Arc::clone(&self.watch),
         });
         endpoint.keep(promise);
@@ -133,7 +121,8 @@ impl Routes {
         let parsed = parsed.map_err(|flaw| DialFailure::Target(flaw.to_string()))?;
         if parsed.zone.is_some() {
             // The zone is one of the agent's.
-            let through = tokio::time::timeout(self.timeout, self.through(target, asked)).await;
+            let until = Instant::now() + self.timeout;
+            let through = timeout_at(until.into(), self.through(target, until, asked)).await;
             return through.unwrap_or(Err(DialFailure::TimedOut));
         }
         let (host, port) = (host_of(&parsed), parsed.port);
@@ -157,29 +146,36 @@ impl Routes {
 
     /// Through the tunnel, or past it while it is out of order.
     async fn to(&self, host: &str, port: u16, asked: &AskedAgents) -> Result<Reached, DialFailure> {
+        let until = Instant::now() + self.timeout;
         let through = async {
             match self.names.find(host).await? {
                 // Name servers are never reached past the tunnel.
                 Found::Past(ips) if port != DNS_PORT => Ok(Err(ips)),
-                Found::Addresses(ips) => self.any_of(ips, port, asked).await.map(Ok),
+                Found::Addresses(ips) => self.any_of(ips, port, until, asked).await.map(Ok),
                 Found::Name | Found::Past(_) => {
                     let target = match host.contains(':') {
                         true => format!("[{host}]:{port}"),
                         false => format!("{host}:{port}"),
                     };
-                    self.through(&target, asked).await.map(Ok)
+                    self.through(&target, until, asked).await.map(Ok)
                 }
             }
         };
-        let through = tokio::time::timeout(self.timeout, through).await;
+        let through = timeout_at(until.into(), through).await;
         match through.unwrap_or(Err(DialFailure::TimedOut))? {
             Ok(reached) => Ok(reached),
             Err(ips) => self.direct.open(host, ips, port).await.map(past),
         }
     }
 
-    async fn through(&self, target: &str, asked: &AskedAgents) -> Result<Reached, DialFailure> {
-        self.servers.stream(target, asked).await.map(Reached::from)
+    async fn through(
+        &self,
+        target: &str,
+        until: Instant,
+        asked: &AskedAgents,
+    ) -> Result<Reached, DialFailure> {
+        let through = self.servers.stream(target, until, asked).await;
+        through.map(Reached::from)
     }
 
     /// The first of these addresses that can be reached through the tunnel; their attempts overlap.
@@ -187,11 +183,12 @@ impl Routes {
         &self,
         ips: Vec<IpAddr>,
         port: u16,
+        until: Instant,
         asked: &AskedAgents,
     ) -> Result<Reached, DialFailure> {
         let attempt = |ip| async move {
             let target = SocketAddr::new(ip, port).to_string();
-            self.through(&target, asked).await
+            self.through(&target, until, asked).await
         };
         let mut told = DialFailure::NoAgent;
         let mut race = Race::new(ips, attempt);

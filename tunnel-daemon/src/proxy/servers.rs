@@ -25,13 +25,14 @@ use adit_tls::stream::{ByteStream, Connection as _};
 
 /// Time for a connection to one server, TLS included; then the next one is tried.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-/// A dial that is given up later than this has found a server that gives no answer.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Time for a server's answer to CONNECT: more than it has for the dial itself.
-const ANSWER_WITHIN: Duration = Duration::from_secs(28);
+/// A dial that is given up later than this has found a server that takes no connection.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
+/// The same for a server that gives no answer to CONNECT: agents give up a target sooner, unless a flag says otherwise.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(7);
 /// Time for the server's kernel to acknowledge a request.
 const REQUEST_WITHIN: Duration = Duration::from_secs(5);
-/// How long a server that failed is asked after all others: at first, and at most.
+/// How long a server that failed is asked after all others: at first, and at most. At most at once, if it gave no answer to
+/// CONNECT: that it takes a connection does not show that it is back.
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// How long a ready connection waits for a dial: less than any server waits for a request.
 const READY_FOR: Duration = Duration::from_secs(20);
@@ -64,6 +65,8 @@ struct Server {
     name: AgentId,
     /// `None`: it has answered, or was not asked yet.
     failed: Mutex<Option<Failed>>,
+    /// Its last answer to CONNECT.
+    answered_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Clone)]
@@ -74,6 +77,8 @@ struct Failed {
     pause: Duration,
     why: String,
     is_tried: bool,
+    /// It took a request and gave no answer, as it also does for a slow target.
+    is_silent: bool,
 }
 
 /// Connections without a request yet.
@@ -106,6 +111,7 @@ impl Servers {
             address: address.clone(),
             name: AgentId::new(&address.to_string()),
             failed: Mutex::default(),
+            answered_at: Mutex::default(),
         };
         Arc::new(Self {
             connector,
@@ -120,7 +126,10 @@ impl Servers {
 
     /// Whether a server has answered last time, was not asked yet, or is to be tried again.
     pub(super) fn any_may_answer(&self) -> bool {
-        let fails = |server: &Server| server.failure().is_some_and(|failed| !failed.is_over());
+        let fails = |server: &Server| {
+            let failed = server.failure();
+            failed.is_some_and(|failed| !failed.is_over() && !failed.is_silent)
+        };
         !self.servers.iter().all(fails)
     }
 
@@ -136,13 +145,15 @@ impl Servers {
         lines
     }
 
-    /// Opens a tunnel to `target`, an authority: asks the servers in turn until one has the last word.
+    /// Opens a tunnel to `target`, an authority: asks the servers in turn until one has the last word. Each has half of the time
+    /// that is left until `until`, when the caller gives up, and the last one has all of it.
     ///
     /// # Errors
     /// The last word, or what the servers fail by.
     pub(super) async fn stream(
         &self,
         target: &str,
+        until: Instant,
         asked: &AskedAgents,
     ) -> Result<Through, DialFailure> {
         let mut told: Option<DialFailure> = None;
@@ -152,14 +163,21 @@ impl Servers {
         while let Some(server) = next.and_then(|at| self.servers.get(at)) {
             let attempt = asked.add(&server.name, None);
             let was_ready = ready.is_some();
-            let opened = match ready.take() {
-                Some((_at, stream)) => self.through(server, stream, target).await,
-                None => match self.connect(server).await {
-                    Ok(stream) => self.through(server, stream, target).await,
-                    Err(failure) => Err(failure),
-                },
+            let share = until.saturating_duration_since(Instant::now()) / 2;
+            let opening = async {
+                let stream = match ready.take() {
+                    Some((_at, stream)) => stream,
+                    None => self.connect(server, share).await?,
+                };
+                self.through(server, stream, target, share).await
             };
-            let failure = match opened {
+            let opened = match order.len() {
+                0 => Ok(opening.await),
+                _others => tokio::time::timeout(share, opening).await,
+            };
+            let is_late = opened.is_err();
+            let late = |_elapsed| Err(server.gives_no_answer());
+            let failure = match opened.unwrap_or_else(late) {
                 Ok(through) => {
                     server.answered();
                     return Ok(through);
@@ -167,7 +185,7 @@ impl Servers {
                 Err(failure) => failure,
             };
             asked.failed(attempt, &failure);
-            if was_ready && matches!(failure, DialFailure::NoServer(_)) {
+            if was_ready && !is_late && matches!(failure, DialFailure::NoServer(_)) {
                 // It was closed while it waited: the same server gets another connection.
                 continue;
             }
@@ -175,7 +193,8 @@ impl Servers {
                 server.answered();
                 return Err(self.quoted(server, target, failure));
             }
-            if failure.is_of_the_server() {
+            // One that is late is marked by its `Patience`.
+            if !is_late && failure.is_of_the_server() {
                 server.has_failed(&failure);
             }
             told = match told {
@@ -199,8 +218,8 @@ impl Servers {
         }
     }
 
-    async fn connect(&self, server: &Server) -> Result<ByteStream, DialFailure> {
-        let patience = Patience::new(server, PATIENCE);
+    async fn connect(&self, server: &Server, share: Duration) -> Result<ByteStream, DialFailure> {
+        let patience = Patience::new(server, share.min(CONNECT_PATIENCE), Awaited::Connection);
         let connecting = self.connector.connect_client(&server.address);
         let connected = tokio::time::timeout(CONNECT_WITHIN, connecting).await;
         patience.ends();
@@ -220,11 +239,12 @@ impl Servers {
         server: &Server,
         mut stream: ByteStream,
         target: &str,
+        share: Duration,
     ) -> Result<Through, DialFailure> {
         let peer = stream.peer();
         // A host that is gone acknowledges nothing, and TCP would not give up for a quarter of an hour.
         give_up_unacknowledged(&stream, Some(REQUEST_WITHIN));
-        let patience = Patience::new(server, ANSWER_WITHIN);
+        let patience = Patience::new(server, (share / 2).min(ANSWER_PATIENCE), Awaited::Answer);
         let answered = open_tunnel(&mut stream, target, None).await;
         patience.ends();
         match answered {
@@ -295,11 +315,11 @@ impl Servers {
             let Some(server) = this.servers.get(at) else {
                 return;
             };
-            let connected = this.connect(server).await;
+            let connected = this.connect(server, CONNECT_WITHIN).await;
             drop(opening);
             match connected {
                 Ok(stream) => {
-                    server.answered();
+                    server.recovered();
                     let (taken, is_taken) = oneshot::channel();
                     let number = this.keep(at, stream, taken);
                     if tokio::time::timeout(READY_FOR, is_taken).await.is_err() {
@@ -356,18 +376,43 @@ impl Server {
     }
 
     fn answered(&self) {
+        *locked(&self.answered_at) = Some(Instant::now());
+        self.recovered();
+    }
+
+    fn recovered(&self) {
         if let Some(failed) = locked(&self.failed).take() {
             tracing::info!(server = %self.address, failed_for_ms = failed.since.elapsed().as_millis(), "a server answers again");
         }
     }
 
     fn has_failed(&self, failure: &DialFailure) {
-        let (mut failed, why) = (locked(&self.failed), failure.to_string());
+        self.mark(failure.to_string(), false);
+    }
+
+    /// It has had a request since then and gives no answer. If it answered another meanwhile, the target is slow.
+    fn is_silent(&self, since: Instant) {
+        let answered_at = *locked(&self.answered_at);
+        if answered_at.is_none_or(|at| at < since) {
+            self.mark(self.gives_no_answer().to_string(), true);
+        }
+    }
+
+    fn gives_no_answer(&self) -> DialFailure {
+        DialFailure::NoServer(format!("{} gives no answer", self.address))
+    }
+
+    fn mark(&self, why: String, is_silent: bool) {
+        let mut failed = locked(&self.failed);
         let (shortest, longest) = PAUSE;
         let (since, pause) = match failed.take() {
             // Dials at the same time fail for the same reason.
             Some(before) if !before.is_over() => {
-                *failed = Some(Failed { why, ..before });
+                *failed = Some(Failed {
+                    why,
+                    is_silent,
+                    ..before
+                });
                 return;
             }
             Some(before) => (before.since, (before.pause * 2).min(longest)),
@@ -376,12 +421,14 @@ impl Server {
                 (Instant::now(), shortest)
             }
         };
+        let pause = if is_silent { longest } else { pause };
         *failed = Some(Failed {
             since,
             pause_ends: Instant::now() + pause,
             pause,
             why,
             is_tried: false,
+            is_silent,
         });
     }
 
@@ -411,32 +458,43 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// Waits for a server on behalf of a dial. Dropped late, with the dial, it is a failure of the server.
+/// What a dial waits for.
+#[derive(Clone, Copy)]
+enum Awaited {
+    Connection,
+    Answer,
+}
+
+/// Waits for a server on behalf of a dial. Dropped late, with the dial or its turn, it is a failure of the server.
 struct Patience<'a> {
     server: &'a Server,
-    ends: Instant,
-    waits: bool,
+    since: Instant,
+    patience: Duration,
+    awaited: Option<Awaited>,
 }
 
 impl<'a> Patience<'a> {
-    fn new(server: &'a Server, patience: Duration) -> Self {
+    fn new(server: &'a Server, patience: Duration, awaited: Awaited) -> Self {
         Self {
             server,
-            ends: Instant::now() + patience,
-            waits: true,
+            since: Instant::now(),
+            patience,
+            awaited: Some(awaited),
         }
     }
 
     fn ends(mut self) {
-        self.waits = false;
+        self.awaited = None;
     }
 }
 
 impl Drop for Patience<'_> {
     fn drop(&mut self) {
-        if self.waits && Instant::now() >= self.ends {
-            let why = format!("{} gives no answer", self.server.address);
-            self.server.has_failed(&DialFailure::NoServer(why));
+        let (server, is_late) = (self.server, self.since.elapsed() >= self.patience);
+        match self.awaited {
+            Some(Awaited::Connection) if is_late => server.has_failed(&server.gives_no_answer()),
+            Some(Awaited::Answer) if is_late => server.is_silent(self.since),
+            Some(_) | None => (),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::inside::{add_address, add_host, inside_of, own_folders, put};
 use crate::manifests::PREPARED;
 use crate::namespace::Node;
 use crate::pages;
-use crate::pods::{Pod, get};
+use crate::pods::{Pod, get, list};
 use crate::process::Process;
 use crate::wait::{poll, secs};
 
@@ -324,6 +324,45 @@ fn inside() {
     let logs = ["logs", "--tail=1", "pod-1", "-c", "main"];
     let log = poll(secs(30), || cluster.try_kubectl(&logs, None).ok());
     assert_eq!(log.as_deref(), Some("line 1000"), "{}", installation.name);
+    // Upstream's flags have no admin socket.
+    if installation.name.starts_with("native") {
+        kubectl_shows_the_fleet(&cluster, installation.releases[0].namespace);
+    }
+}
+
+/// `kubectl adit status` as its page installs it: kubectl finds the plugin, and the plugin kubectl, by PATH.
+fn kubectl_shows_the_fleet(cluster: &Cluster, namespace: &str) {
+    let plugins = cluster.path("plugins");
+    fs::create_dir(&plugins).expect("a folder");
+    let plugin = plugins.join("kubectl-adit");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_adit"), plugin).expect("a link");
+    let kubectl = cluster.program("kubectl");
+    let folders = [plugins, kubectl.parent().expect("a folder").to_owned()];
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let path = folders.into_iter().chain(std::env::split_paths(&path));
+    let output = Command::new(&kubectl)
+        .args(["adit", "status", "--json", "--namespace", namespace])
+        .env("KUBECONFIG", cluster.kubeconfig("admin"))
+        .env("HOME", cluster.dir.path())
+        .env("PATH", std::env::join_paths(path).expect("folders"))
+        .output()
+        .expect("kubectl starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let fleet: Value = serde_json::from_str(&said).unwrap_or_else(|error| {
+        panic!("{error}: {said}{}", String::from_utf8_lossy(&output.stderr))
+    });
+    let link = &fleet["agents"][0]["links"][0];
+    assert_eq!(link["state"], "serving", "{fleet}");
+    assert_eq!(fleet["missing"], json!([]), "{fleet}");
+    // A release of two replicas has one pod here.
+    let problems = list(&fleet, "/problems").iter();
+    let mut texts = problems.map(|problem| problem["text"].to_string());
+    assert!(
+        texts.all(|text| text.contains("expects 2 servers")),
+        "{fleet}"
+    );
+    let code = if fleet["verdict"] == "linked" { 0 } else { 2 };
+    assert_eq!(output.status.code(), Some(code), "{fleet}");
 }
 
 fn install(name: &str) {

@@ -32,7 +32,7 @@ fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     text.unwrap_or_else(|| panic!("{value} has no text at {pointer}"))
 }
 
-fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
+pub(crate) fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     let list = value.pointer(pointer).and_then(Value::as_array);
     list.map_or(&[], Vec::as_slice)
 }
@@ -184,6 +184,8 @@ impl<'a> Pod<'a> {
         let mut variables = vec![
             ("KUBERNETES_SERVICE_HOST".to_owned(), address.to_string()),
             ("KUBERNETES_SERVICE_PORT".to_owned(), port),
+            // Container runtimes set one; the image has the program in a folder of it.
+            ("PATH".to_owned(), "/:/usr/sbin:/usr/bin".to_owned()),
         ];
         for variable in list(self.container(), "/env") {
             let field = variable.pointer("/valueFrom/fieldRef/fieldPath");

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use adit_testkit::certificates::{ThrowawayFiles, Usage};
 use adit_testkit::process::Process;
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 
 use crate::support::{Demo, adit, text};
 
@@ -284,6 +286,64 @@ fn check_connects_as_an_agent_would_and_registers_nothing() {
 
     let after = status("admin.sock");
     assert_eq!(after["links_total"], 2, "{after}");
+}
+
+/// Both have a server that is not there, which concerns other lines.
+#[test]
+fn proxies_on_the_way_to_targets_are_named_and_tried() {
+    let files = Files::create();
+    let [ca, cert, key] = [
+        files.0.ca_file(),
+        files.0.cert("agent"),
+        files.0.key("agent"),
+    ]
+    .map(|path| path.display().to_string());
+    let check = |connect: bool, command: &str, url: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_adit"))
+            .args(["check", "--json"])
+            .args(connect.then_some("--connect"))
+            .args(command.split_whitespace())
+            .env("HTTPS_PROXY", url)
+            .env("ADIT_TARGET_PROXY", url)
+            .env("NO_PROXY", "127.0.0.1")
+            .output()
+            .expect("the binary runs");
+        let told = text(&output.stdout);
+        assert!(!told.contains("s3cret"), "{told}");
+        serde_json::from_str::<Value>(&told).expect("JSON")
+    };
+    let agent = format!(
+        "agent --proxy-server-host=127.0.0.1:1 --health-server-port=off --admin-server-port=off \
+         --ca-cert={ca} --agent-cert={cert} --agent-key={key}"
+    );
+    let sidecar = format!(
+        "konnectivity-socks5-proxy run --disable-resolver --connect-directly-to-cloud-apis --konnectivity-hostname=127.0.0.1 --konnectivity-port=1 \
+         --ca-cert-path={ca} --tls-cert-path={cert} --tls-key-path={key}"
+    );
+    for (command, what) in [
+        (&agent, "targets are reached"),
+        (&sidecar, "cloud APIs are reached"),
+    ] {
+        let proxy = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        proxy.bind(&any.into()).expect("a free port");
+        let at = proxy.local_addr().expect("bound").as_socket();
+        let at = at.expect("an address");
+        let url = format!("http://user:s3cret@{at}");
+        let text = format!("{what} through the proxy {at}");
+        for (connect, verdict, more) in [
+            (false, "info", "; --connect tries it"),
+            (true, "missing", ": dial"),
+        ] {
+            let json = check(connect, command, &url);
+            says(&json, "target-proxy", verdict, &format!("{text}{more}"));
+        }
+        proxy.listen(8).expect("it listens");
+        let json = check(true, command, &url);
+        says(&json, "target-proxy", "ok", "which takes connections");
+    }
+    let json = check(false, &sidecar, "https://user:s3cret@proxy.invalid");
+    says(&json, "target-proxy", "missing", "write http://");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use rustls_pki_types::ServerName;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::{
@@ -18,6 +19,10 @@ use crate::{
 /// Plain text rustls may hold while the socket is full: as much as HTTP/2 writes at once. Its default of 64 KiB would split
 /// large writes.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
+
+/// How long, and for how many bytes, a server waits for a refused client to read the alert.
+const ALERT_READ_WITHIN: Duration = Duration::from_secs(1);
+const UNREAD_BYTES_MAX: u64 = 64 << 10;
 
 /// Why there is no TLS connection.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -53,6 +58,46 @@ impl From<HandshakeError> for io::Error {
     }
 }
 
+/// A server's handshake that failed. Dropped, it closes the socket at once.
+#[derive(Debug)]
+pub struct FailedHandshake {
+    /// Why.
+    pub error: HandshakeError,
+    /// `None`: no alert was sent.
+    socket: Option<ReadBuffered<Socket>>,
+}
+
+impl FailedHandshake {
+    fn without_alert(cause: TlsCause) -> Self {
+        let error = cause.into();
+        Self {
+            error,
+            socket: None,
+        }
+    }
+
+    /// Closes the socket behind the alert. A kernel that closes a socket with unread input, or gets input afterwards, sends RST,
+    /// which may overtake the alert. So input is read for at most a second, and dropped. A cancelled call closes at once.
+    pub async fn close(self) {
+        let Some(mut socket) = self.socket else {
+            return;
+        };
+        let closing = async {
+            socket.shutdown().await?;
+            let mut unread = socket.take(UNREAD_BYTES_MAX);
+            tokio::io::copy(&mut unread, &mut tokio::io::sink()).await
+        };
+        // A peer that sends or waits for longer gets no better answer.
+        let _ended = tokio::time::timeout(ALERT_READ_WITHIN, closing).await;
+    }
+}
+
+impl From<FailedHandshake> for HandshakeError {
+    fn from(failed: FailedHandshake) -> Self {
+        failed.error
+    }
+}
+
 /// The server's side. A cancelled call closes the socket.
 ///
 /// # Errors
@@ -62,7 +107,7 @@ pub async fn accept_tls(
     peer: PeerAddr,
     tls: &ReloadableServerTls,
     deadline: Duration,
-) -> Result<ByteStream, HandshakeError> {
+) -> Result<ByteStream, FailedHandshake> {
     let mut config = Arc::clone(&tls.current().config);
     let secrets = tls.spec().alpn.gives_records().then(Arc::default);
     if let Some(secrets) = &secrets {
@@ -83,7 +128,19 @@ pub async fn accept_tls(
     let accept = acceptor.accept_with(socket, |session| {
         session.set_buffer_limit(Some(SEND_BUFFER_BYTES));
     });
-    let stream = finish(accept, deadline).await?;
+    let stream = match tokio::time::timeout(deadline, accept.into_fallible()).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err((error, socket))) => {
+            return Err(FailedHandshake {
+                error: HandshakeError::of(&error),
+                socket: Some(socket),
+            });
+        }
+        Err(_elapsed) => {
+            let after = deadline;
+            return Err(FailedHandshake::without_alert(TlsCause::TimedOut { after }));
+        }
+    };
     if let Some(sessions) = sessions {
         sessions.keep(stream.get_ref().1.peer_certificates().unwrap_or_default());
     }
@@ -91,6 +148,7 @@ pub async fn accept_tls(
         ByteStream::tls(TlsStream::Server(stream), peer, secrets),
         &tls.spec().alpn,
     )
+    .map_err(FailedHandshake::without_alert)
 }
 
 /// The client's side: verifies the server's certificate against `name` (see `tls::server_name`). `alpn` replaces the
@@ -120,27 +178,18 @@ pub async fn connect_tls(
         ReadBuffered::new(socket, secrets.is_some()),
         |session| session.set_buffer_limit(Some(SEND_BUFFER_BYTES)),
     );
-    let stream = finish(connect, deadline).await?;
-    checked(
-        ByteStream::tls(TlsStream::Client(stream), peer, secrets),
-        alpn,
-    )
+    let stream = match tokio::time::timeout(deadline, connect).await {
+        Ok(connected) => connected.map_err(|error| HandshakeError::of(&error))?,
+        Err(_elapsed) => return Err(TlsCause::TimedOut { after: deadline }.into()),
+    };
+    let stream = ByteStream::tls(TlsStream::Client(stream), peer, secrets);
+    Ok(checked(stream, alpn)?)
 }
 
-async fn finish<T>(
-    handshake: impl Future<Output = io::Result<T>>,
-    deadline: Duration,
-) -> Result<T, HandshakeError> {
-    match tokio::time::timeout(deadline, handshake).await {
-        Ok(result) => result.map_err(|error| HandshakeError::of(&error)),
-        Err(_elapsed) => Err(TlsCause::TimedOut { after: deadline }.into()),
-    }
-}
-
-fn checked(mut stream: ByteStream, alpn: &Alpn) -> Result<ByteStream, HandshakeError> {
+fn checked(mut stream: ByteStream, alpn: &Alpn) -> Result<ByteStream, TlsCause> {
     let agreed = stream.alpn();
     if agreed.is_none() && alpn.rule == AlpnRule::Required {
-        return Err(TlsCause::NoProtocol.into());
+        return Err(TlsCause::NoProtocol);
     }
     let records = agreed.is_some_and(|agreed| alpn.records.as_deref() == Some(agreed));
     if let ByteStream::Tls(tls) = &mut stream

@@ -18,7 +18,7 @@ use crate::plan::{
     AgentTls, CustomerProxies, DataPathPlan, DirectPlan, ForwardProxy, GuestDns, Identity,
     IsolationPlan, NamesPlan, Program, ProxyPlan, ProxySettings, Resolver,
 };
-use crate::units::{duration, number, port};
+use crate::units::{bytes, duration, number, port};
 
 const PENDING_DIALS: NonZeroU32 = NonZeroU32::new(limits::PROXY_PENDING_DIALS).expect("not zero");
 
@@ -52,7 +52,7 @@ pub(super) struct ProxyFlags {
     #[arg(long, value_name = "N", default_value_t = PENDING_DIALS, value_parser = number(NonZeroU32::MIN..=NonZeroU32::MAX), help_heading = "Dials")]
     pending_dials: NonZeroU32,
     #[command(flatten)]
-    isolation: IsolationPlan,
+    isolation: IsolationFlags,
     /// Address of health checks and metrics; empty is all
     #[arg(
         long,
@@ -106,6 +106,40 @@ struct ServerFlags {
     /// Connections to servers kept ready for the next dials, one more for each dial that found none, at most this many; 0 is none
     #[arg(long, value_name = "N", default_value_t = limits::SPARE_CONNECTIONS, value_parser = number(0_u32..=64))]
     spare_connections: u32,
+}
+
+/// Those of [`IsolationPlan`] that do not concern links.
+#[derive(clap::Args, Debug)]
+#[command(next_help_heading = "Isolation")]
+struct IsolationFlags {
+    /// Memory that all tunnels of the process may hold, at least 4MiB [default: a quarter of the smallest memory limit of its
+    /// cgroups, else of the machine's memory; at least 64MiB, at most half]
+    #[arg(long, value_name = "SIZE", value_parser = process_budget)]
+    process_budget: Option<u64>,
+    /// Reset a half-closed tunnel after this time without a byte; raise it for clients that close their side and wait long
+    /// for the answer
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    half_closed_timeout: Duration,
+}
+
+fn process_budget(text: &str) -> Result<u64, String> {
+    let budget = bytes(text)?;
+    match budget < limits::TUNNEL_SHARE_BYTES {
+        true => Err("write at least 4MiB".to_owned()),
+        false => Ok(budget),
+    }
+}
+
+impl IsolationFlags {
+    fn plan(self) -> IsolationPlan {
+        let process = self.process_budget.unwrap_or(u64::MAX);
+        IsolationPlan {
+            agent_budget_bytes: limits::AGENT_BUDGET_BYTES.min(process),
+            process_budget_bytes: self.process_budget,
+            half_closed_timeout: self.half_closed_timeout,
+            ..IsolationPlan::default()
+        }
+    }
 }
 
 #[derive(clap::Args, Debug)]
@@ -183,7 +217,7 @@ impl ProxyFlags {
             admin_socket: self.operation.admin_socket(Program::Proxy, env),
             quotes_servers: false,
             data_path: DataPathPlan::NONE,
-            isolation: self.isolation,
+            isolation: self.isolation.plan(),
             shutdown: self.operation.shutdown(1),
             log: self.operation.log(),
             access_log_limit: self.access_log_limit,

@@ -15,7 +15,8 @@ use tempfile::TempDir;
 
 use super::values;
 use crate::plan::{
-    AccountMode, AdminSocketPlan, AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ServerPlan,
+    AccountMode, AdminSocketPlan, AgentPlan, Dialect, Drain, FrontendListen, LogFormat, ProxyPlan,
+    ServerPlan,
 };
 use crate::{Command, ConfigError, Parsed, parse, units};
 
@@ -60,6 +61,32 @@ fn agent(more: &[&str]) -> Result<AgentPlan, ConfigError> {
         Command::Agent(plan) => *plan,
         other => panic!("not an agent: {other:?}"),
     })
+}
+
+fn proxy(more: &[&str]) -> Result<ProxyPlan, ConfigError> {
+    let (_dir, pem) = file();
+    let base = words("proxy --frontend=socks5=tcp:127.0.0.1:0 --proxy-server-host=a --ca-cert");
+    let args = [&base[..], &[&pem], more].concat();
+    run(&args).map(|parsed| match parsed.command {
+        Command::Proxy(plan) => *plan,
+        other => panic!("not a proxy: {other:?}"),
+    })
+}
+
+/// A proxy has no links, so it has no budget of one.
+#[test]
+fn a_proxy_has_a_budget_of_the_process_alone() {
+    let plan = proxy(&["--process-budget=8MiB", "--half-closed-timeout=1m"]).unwrap();
+    assert_eq!(plan.isolation.process_budget_bytes, Some(8 << 20));
+    assert_eq!(plan.isolation.half_closed_timeout, Duration::from_secs(60));
+    says(
+        &proxy(&["--process-budget=3MiB"]).unwrap_err(),
+        "at least 4MiB",
+    );
+    says(
+        &proxy(&["--agent-budget=64MiB"]).unwrap_err(),
+        "--agent-budget",
+    );
 }
 
 /// Asserts that the error's message contains these words.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::command::{CheckGiven, CheckOptions, Command, LinksAction, LinksOptions, TopOptions};
 use crate::error::{ConfigError, bail};
+use crate::legacy::hypershift::{HTTPS, SOCKS5};
 use crate::parse::parse_naming;
 use crate::plan::AdminSocketChoice;
 use crate::units::number;
@@ -69,16 +70,19 @@ impl CheckOptions {
     /// Reads the command line to be checked. One that would not start is a result to report, and no error here.
     ///
     /// # Errors
-    /// The command is neither `server` nor `agent`.
+    /// The command is none of those that can be checked.
     pub(super) fn command(
         mut self,
         env: Env<'_>,
         variables: &[String],
     ) -> Result<Command, ConfigError> {
+        let command = self.command.iter().map(String::as_str);
         self.given = match self.command.first().map(String::as_str) {
             None => CheckGiven::Nothing,
-            Some("server" | "agent" | "proxy") => {
-                let argv = std::iter::once("adit").chain(self.command.iter().map(String::as_str));
+            Some(name @ ("server" | "agent" | "proxy" | SOCKS5 | HTTPS)) => {
+                // The names of HyperShift's sidecars are those of programs.
+                let adit = Some("adit").filter(|_| ![SOCKS5, HTTPS].contains(&name));
+                let argv = adit.into_iter().chain(command);
                 match parse_naming(argv.map(Into::into), env, variables) {
                     Ok(parsed) => match parsed.command {
                         Command::Server(plan) => CheckGiven::Server(plan, parsed.warnings),
@@ -91,7 +95,7 @@ impl CheckOptions {
             }
             Some(other) => {
                 return Err(ConfigError::refused(&format!(
-                    "{other:?} cannot be checked: write server, agent or proxy and its flags behind `adit check`"
+                    "{other:?} cannot be checked: write server, agent or proxy, or the name of a HyperShift sidecar, and its flags behind `adit check`"
                 )));
             }
         };

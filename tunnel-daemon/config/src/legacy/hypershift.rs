@@ -23,6 +23,10 @@ use crate::plan::{
 };
 use crate::tls_policy::TlsPolicy;
 
+/// Their names.
+pub(crate) const SOCKS5: &str = "konnectivity-socks5-proxy";
+pub(crate) const HTTPS: &str = "konnectivity-https-proxy";
+
 /// One of the two programs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sidecar {
@@ -40,8 +44,8 @@ impl Sidecar {
 
     fn name(self) -> &'static str {
         match self {
-            Self::Socks5 => "konnectivity-socks5-proxy",
-            Self::Https => "konnectivity-https-proxy",
+            Self::Socks5 => SOCKS5,
+            Self::Https => HTTPS,
         }
     }
 }

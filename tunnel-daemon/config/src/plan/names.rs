@@ -130,6 +130,26 @@ pub struct DirectPlan {
     pub proxy: ForwardProxy,
 }
 
+impl DirectPlan {
+    /// The proxy of the environment for the APIs of clouds.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn https_proxy(&self) -> Result<Option<HttpProxy>, String> {
+        let url = self.proxy.https_proxy.as_deref();
+        let proxy = url.filter(|_| self.cloud_apis).map(HttpProxy::parse);
+        let proxy = proxy
+            .transpose()
+            .map_err(|why| format!("HTTPS_PROXY {why}"))?;
+        match proxy {
+            Some(proxy) if proxy.is_tls => {
+                Err("HTTPS_PROXY names a proxy that is spoken to by TLS: write http://".to_owned())
+            }
+            proxy => Ok(proxy),
+        }
+    }
+}
+
 /// Proxies behind the tunnel.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CustomerProxies {

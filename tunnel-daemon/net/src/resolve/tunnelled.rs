@@ -27,9 +27,12 @@ impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> DnsConnection for T {}
 
 /// Opens connections to name servers.
 pub trait Connect: Send + Sync + 'static {
-    /// Opens one.
-    fn connect(&self, server: SocketAddr)
-    -> BoxFuture<'static, io::Result<Box<dyn DnsConnection>>>;
+    /// Opens one. The caller gives up after `limit`.
+    fn connect(
+        &self,
+        server: SocketAddr,
+        limit: Duration,
+    ) -> BoxFuture<'static, io::Result<Box<dyn DnsConnection>>>;
 }
 
 /// Asks one name server, and keeps answers as long as they hold, at most 10 s.
@@ -117,8 +120,8 @@ impl RuntimeProvider for Through {
         _bind_addr: Option<SocketAddr>,
         timeout: Option<Duration>,
     ) -> Opening<Self::Tcp> {
-        let connecting = self.0.connect(server_addr);
         let limit = timeout.unwrap_or(ATTEMPT_MAX);
+        let connecting = self.0.connect(server_addr, limit);
         Box::pin(async move {
             Ok(AsyncIoTokioAsStd(
                 tokio::time::timeout(limit, connecting).await??,

@@ -196,7 +196,11 @@ where
         connection.poll_without_shutdown(cx)
     })
     .await;
-    if ended.is_ok() && !client.switched.is_set() {
+    // Behind garbage in place of a request it ends, too.
+    let ends = ended
+        .as_ref()
+        .map_or_else(hyper::Error::is_parse, |()| true);
+    if ends && !client.switched.is_set() {
         // What it still holds for the client is written only by its shutdown.
         let flushed = tokio::time::timeout(FLUSH_WITHIN, &mut connection).await;
         let Ok(flushed) = flushed else {
@@ -212,8 +216,8 @@ where
         (Ok(()), None) => Served::Ended(io),
         (Err(error), None) => {
             tracing::debug!(%error, "a client's connection failed");
-            // These were answered, or nothing was asked.
-            if error.is_parse() || error.is_timeout() {
+            // Nothing was asked.
+            if error.is_timeout() {
                 Served::Ended(io)
             } else {
                 Served::Broken(io)

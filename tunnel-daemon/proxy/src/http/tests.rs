@@ -76,11 +76,12 @@ impl World {
     fn new() -> Self {
         let leaving = CancellationToken::new();
         let proxy = Arc::new(Proxy::new(64 * 1024, leaving.clone()));
-        Self::with(proxy, leaving)
+        Self::with(proxy, leaving, PIPE)
     }
 
-    fn with(proxy: Arc<Proxy>, leaving: CancellationToken) -> Self {
-        let (client, io) = duplex(PIPE);
+    /// `pipe`: bytes on their way from or to the client.
+    fn with(proxy: Arc<Proxy>, leaving: CancellationToken, pipe: usize) -> Self {
+        let (client, io) = duplex(pipe);
         let (dialed, targets) = mpsc::channel(8);
         let connector = InMemory { dialed };
         let served = tokio::spawn(async move {
@@ -529,7 +530,7 @@ async fn a_response_that_breaks_off_breaks_the_clients_connection() {
 async fn a_request_that_comes_again_is_refused() {
     let leaving = CancellationToken::new();
     let proxy = Arc::new(Proxy::new(64 * 1024, leaving.clone()));
-    let mut first = World::with(Arc::clone(&proxy), leaving.clone());
+    let mut first = World::with(Arc::clone(&proxy), leaving.clone(), PIPE);
     first
         .say("GET http://loop.test/ HTTP/1.1\r\nHost: loop.test\r\n\r\n")
         .await;
@@ -539,7 +540,7 @@ async fn a_request_that_comes_again_is_refused() {
         .lines()
         .find(|line| line.starts_with("via: "))
         .expect("a Via");
-    let mut second = World::with(proxy, leaving);
+    let mut second = World::with(proxy, leaving, PIPE);
     second
         .say(&format!(
             "GET http://loop.test/ HTTP/1.1\r\nHost: loop.test\r\n{via}\r\n\r\n"
@@ -730,6 +731,30 @@ async fn a_head_of_more_than_16_kibibytes_is_refused() {
             world.target().await;
         }
     }
+}
+
+/// The client is slower than the proxy, which holds most of an answer when it is done with the connection.
+#[tokio::test]
+async fn answers_are_complete_when_garbage_follows_a_request() {
+    let leaving = CancellationToken::new();
+    let proxy = Arc::new(Proxy::new(64 * 1024, leaving.clone()));
+    let mut world = World::with(proxy, leaving, 16);
+    let World { client, dialed, .. } = &mut world;
+    let (mut reader, mut writer) = tokio::io::split(client);
+    let asks = writer.write_all(b"GET http://a.test/ HTTP/1.1\r\nHost: a\r\n\r\n\0garbage\r\n\r\n");
+    let answers = async {
+        let (_to, mut target) = dialed.recv().await.expect("a dial");
+        received(&mut target, "\r\n\r\n").await;
+        target.write_all(OK.as_bytes()).await.unwrap();
+    };
+    let mut told = String::new();
+    let reads = reader.read_to_string(&mut told);
+    let (asked, (), read) = within(async { tokio::join!(asks, answers, reads) }).await;
+    asked.expect("it is taken");
+    read.expect("an orderly end");
+    let (_response, refusal) = told.split_once("\r\n\r\nhi").expect("a response");
+    assert!(refusal.starts_with("HTTP/1.1 400 "), "{told}");
+    assert!(refusal.ends_with("\r\n\r\n"), "{told}");
 }
 
 /// Limit (times): Request head of an `http-proxy` client, and its pause between two requests | 60 s

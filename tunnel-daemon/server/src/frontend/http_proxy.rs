@@ -15,6 +15,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
+use crate::frontend::checked_socket::CheckedSocket;
 use crate::frontend::establish::{self, Client, Copying, report};
 use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext, NETWORK};
 use crate::frontend::pipe::{PipeEnd, pipe};
@@ -71,22 +72,24 @@ where
             users,
             context: Arc::clone(&context),
         };
-        match adit_proxy::http::serve(io, proxy, connector).await {
-            Served::Ended(mut io) => close_gracefully(&mut io, Closing::InOrder).await,
-            Served::Broken(mut io) => close_gracefully(&mut io, Closing::CutOff).await,
+        // While its upload waits for a target, the client is not read.
+        match adit_proxy::http::serve(CheckedSocket::new(io), proxy, connector).await {
+            Served::Ended(mut client) => close_gracefully(&mut client.io, Closing::InOrder).await,
+            Served::Broken(mut client) => close_gracefully(&mut client.io, Closing::CutOff).await,
             Served::Lost(After::Upgraded(_gone)) => (),
             Served::Lost(After::Tunnel(mut opened)) => {
                 opened.tunnel.answer_lost();
                 opened.tunnel.cut(EndReason::ClientGone);
             }
-            Served::Became(mut io, early, After::Upgraded(upgrade)) => {
+            Served::Became(CheckedSocket { mut io, .. }, early, After::Upgraded(upgrade)) => {
                 let closing = match upgraded(&mut io, early, upgrade).await {
                     Ok(_bytes) => Closing::InOrder,
                     Err(_broken) => Closing::CutOff,
                 };
                 close_gracefully(&mut io, closing).await;
             }
-            Served::Became(io, early, After::Tunnel(Opened { tunnel, open, .. })) => {
+            Served::Became(client, early, After::Tunnel(Opened { tunnel, open, .. })) => {
+                let io = client.io;
                 let class = || context.router.class_of(tunnel.destination(), open.link);
                 context.account(&io, open.agent.as_str(), class);
                 // A copy: these bytes keep the memory of a whole head alive.

@@ -1,5 +1,6 @@
 //! Listeners for clients, each with one dialect.
 
+mod checked_socket;
 pub mod client_limits;
 mod establish;
 pub mod events;

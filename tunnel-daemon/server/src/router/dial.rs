@@ -12,7 +12,7 @@ use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ConnId, DialId, LinkId};
 use adit_core::peer::Forward;
 use adit_core::registry::{Condition, Registry, Scope};
-use adit_core::session::{CancelledDial, DialRequest, Moment, TunnelKind};
+use adit_core::session::{CancelledDial, DialRequest, Moment, Promise, TunnelKind};
 use adit_core::target::Host;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
@@ -203,25 +203,34 @@ impl Router {
         self.dial_as(TunnelKind::Socket, wanted, asked).await
     }
 
+    /// Counts a dial as pending until the permit is dropped, and reserves its tunnel's memory.
+    ///
+    /// # Errors
+    /// This process is leaving, or at a limit.
+    pub fn admit_dial(
+        &self,
+        kind: TunnelKind,
+    ) -> Result<(SemaphorePermit<'_>, Promise), DialFailure> {
+        if self.refuses_dials() {
+            return Err(DialFailure::ShuttingDown);
+        }
+        let promise = self.budget.promise(kind).ok_or(DialFailure::NoMemory)?;
+        let pending = self.pending.try_acquire();
+        let pending = pending.map_err(|_full| DialFailure::TooManyPending { per_agent: false })?;
+        Ok((pending, promise))
+    }
+
     async fn dial_as(
         &self,
         kind: TunnelKind,
         mut wanted: Wanted<'_>,
         asked: &AskedAgents,
     ) -> Result<OpenTunnel<Carrier>, DialFailure> {
-        if self.refuses_dials() {
-            return Err(DialFailure::ShuttingDown);
-        }
-        let Some(mut promise) = self.budget.promise(kind) else {
-            return Err(DialFailure::NoMemory);
-        };
+        let (_pending, mut promise) = self.admit_dial(kind)?;
         wanted.raw_lane = wanted.raw_lane && promise.extend_to_raw_lane();
         if wanted.protocol.len() + wanted.address.len() > limits::DIAL_BYTES_MAX {
             return Err(DialFailure::TooLong);
         }
-        let Ok(_permit) = self.pending.try_acquire() else {
-            return Err(DialFailure::TooManyPending { per_agent: false });
-        };
         let host = Host::of_address(wanted.address);
         let Some(scope) = self.scope(&host).await? else {
             return Err(DialFailure::NoAgent);

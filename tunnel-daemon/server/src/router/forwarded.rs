@@ -49,16 +49,11 @@ impl Router {
         if self.refuses_dials() {
             return Err(NotForwarded::Leaving);
         }
-        let failed = |failure| Err(NotForwarded::Failed(failure));
-        let Some(promise) = self.budget.promise(TunnelKind::Socket) else {
-            return failed(DialFailure::NoMemory);
-        };
+        let admitted = self.admit_dial(TunnelKind::Socket);
+        let (_pending, promise) = admitted.map_err(NotForwarded::Failed)?;
         if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
-            return failed(DialFailure::TooLong);
+            return Err(NotForwarded::Failed(DialFailure::TooLong));
         }
-        let Ok(_permit) = self.pending.try_acquire() else {
-            return failed(DialFailure::TooManyPending { per_agent: false });
-        };
         let dialing = self.ask_in_turn((protocol, address), forward, hash, asked);
         let limits = [self.limits.timeout, forward.time_left];
         let outcome = match limits.into_iter().flatten().min() {

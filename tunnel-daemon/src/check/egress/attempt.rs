@@ -26,7 +26,7 @@ use adit_tls::tls::server_name;
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// A failure, and its remedy.
-type Failure = (String, &'static str);
+pub(in crate::check) type Failure = (String, &'static str);
 
 /// Tries one route.
 ///
@@ -133,7 +133,7 @@ async fn secured(
 }
 
 /// Connects to the first address of the host that takes the connection.
-async fn tcp(
+pub(in crate::check) async fn tcp(
     resolver: &SystemResolver,
     host: &str,
     port: u16,

@@ -155,6 +155,6 @@ async fn between(
         (Err(error), _) if error.cause.is_refusal() => {
             Err((format!("kube-apiserver's side: {}", error.cause), CLIENT))
         }
-        (_, Err(error)) => Err((format!("the server's side: {}", error.cause), SERVER)),
+        (_, Err(failed)) => Err((format!("the server's side: {}", failed.error.cause), SERVER)),
     }
 }

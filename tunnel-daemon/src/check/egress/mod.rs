@@ -19,6 +19,7 @@ use std::time::SystemTime;
 
 use tokio::runtime::Builder;
 
+pub(super) use self::attempt::{Failure, tcp};
 use self::finding::Finding;
 use self::judge::{Route, judge};
 use super::certificates;

@@ -1,19 +1,26 @@
 //! `adit proxy`: SOCKS5 and HTTP clients beside it reach targets through servers elsewhere.
 
+use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit::agent::RunningAgent;
 use adit::proxy::{self, RunningProxy};
 use adit::server::{self, RunningServer};
+use adit::status::Socket;
+use adit::status::model::Status;
 use adit_testkit::args;
 use adit_testkit::http::{self, Answer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 use crate::support::connect::read_head;
 use crate::support::socks5::{ask, echo, hello};
 use crate::support::targets;
+use crate::support::tls;
 use crate::support::wait::{until, within};
 use crate::support::world::{World, proxy_plan, scraped, server_plan};
 
@@ -33,6 +40,8 @@ async fn linked(flags: &[&str], of_agent: &[&str]) -> (World, RunningAgent) {
 async fn start(world: &World, servers: &[SocketAddr], flags: &[&str]) -> RunningProxy {
     let servers: Vec<String> = servers.iter().map(ToString::to_string).collect();
     let mut args = args::proxy(&world.files, &servers.join(","));
+    let has_socket = |flag: &&str| flag.starts_with("--admin-socket=");
+    args.retain(|arg| !(arg == "--admin-socket=off" && flags.iter().any(has_socket)));
     args.push("--frontend=socks5=tcp:127.0.0.1:0".to_owned());
     args.push("--frontend=http-proxy=tcp:127.0.0.1:0".to_owned());
     args.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -257,6 +266,74 @@ async fn a_dial_goes_to_a_server_that_answers_and_has_an_agent() {
     assert_eq!(code, 1);
 }
 
+/// Takes TLS connections, and neither reads nor writes.
+async fn hang(listener: TcpListener, acceptor: TlsAcceptor) -> io::Result<Infallible> {
+    let mut connections = Vec::new();
+    loop {
+        let (tcp, _peer) = listener.accept().await?;
+        connections.push(acceptor.accept(tcp).await?);
+    }
+}
+
+/// Its TLS is alive, so that only its silence shows.
+///
+/// Limit (times): Server of `adit proxy` without an answer, while another one can be asked | half of the time left of `--dial-timeout`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_answers_no_request_costs_a_share_of_one_dial() {
+    let (port, _target) = targets::echo().await;
+    let (world, _agent) = linked(&[], &[]).await;
+    let hung = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = hung.local_addr().unwrap();
+    let mut hangs = JoinSet::new();
+    hangs.spawn(hang(hung, tls::acceptor(&world, "server")));
+    let servers = [at, world.server().frontends[0]];
+    let flags = ["--dial-timeout=8s", "--spare-connections=0"];
+    let proxy = start(&world, &servers, &flags).await;
+    let is_marked = || {
+        let ready = readiness(&proxy, "/readyz?verbose");
+        assert_eq!(ready.status, 200, "slow targets look so: {}", ready.text);
+        ready.text.contains(&format!("[-]server {at}: "))
+    };
+    let (mut slow, mut dials) = (0, 0);
+    while dials < 40 && !is_marked() {
+        let started = Instant::now();
+        let (mut io, code) = dial(&proxy, "127.0.0.1", port).await;
+        assert_eq!(code, 0);
+        echo(&mut io, 1000).await;
+        slow += u32::from(started.elapsed() >= Duration::from_secs(4));
+        dials += 1;
+    }
+    assert!(is_marked(), "after {dials} dials");
+    assert_eq!(slow, 1);
+    for _dial in 0..8 {
+        let started = Instant::now();
+        assert_eq!(dial(&proxy, "127.0.0.1", port).await.1, 0);
+        assert!(started.elapsed() < Duration::from_secs(4));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_without_an_answer_is_pending_in_the_status() {
+    let host = targets::silent_host();
+    let silent: SocketAddr = host.address.parse().expect("an address");
+    let (world, _agent) = linked(&[], &[]).await;
+    let socket = world.dir.path().join("proxy-admin.sock");
+    let flag = format!("--admin-socket={}", socket.display());
+    let proxy = beside(&world, &[&flag, "--pending-dials=1"]).await;
+    let pending = || {
+        let status = Socket::new(&socket).ask::<Status>("/v1/status");
+        status.expect("an answer").pending_dials
+    };
+    assert_eq!(pending(), Some(0));
+    let mut first = socks(&proxy).await;
+    let request = hello("127.0.0.1", silent.port());
+    first.write_all(&request).await.unwrap();
+    until("it is pending", || pending() == Some(1)).await;
+    let (_io, code) = dial(&proxy, "127.0.0.1", silent.port()).await;
+    assert_eq!(code, 1, "one is the limit");
+    until("the agent has given up", || pending() == Some(0)).await;
+}
+
 /// Connections that wait for a dial do not outlive their server unnoticed, and a server that comes back is found.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_restarts_costs_no_dial_behind_its_start() {
@@ -306,7 +383,7 @@ async fn a_proxy_that_leaves_lets_tunnels_finish_and_cuts_the_rest() {
         .await;
         echo(&mut finishes, 1000).await;
         let end = within("its end", stays.read_u8()).await.unwrap_err();
-        assert_ne!(end.kind(), std::io::ErrorKind::UnexpectedEof, "{end}");
+        assert_ne!(end.kind(), io::ErrorKind::UnexpectedEof, "{end}");
     };
     tokio::join!(leaving, client);
     until("the server has none", || {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use adit_net::tasks::Tasks;
 use socket2::SockRef;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 
@@ -28,7 +28,7 @@ async fn open(world: &World, port: u16) -> UnixStream {
 }
 
 /// Writes until all buffers on the path are full.
-pub(super) async fn fill(stream: &mut UnixStream) {
+pub(super) async fn fill(stream: &mut (impl AsyncWrite + Unpin)) {
     let (block, sent) = (vec![7; 64 * 1024], AtomicU64::new(0));
     let sending = async {
         while let Ok(count) = stream.write(&block).await {

@@ -4,11 +4,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use super::curl::{page, run};
+use super::gone_behind_bytes::fill;
 use crate::support::connect::read_head;
 use crate::support::lanes::TUNNELS;
 use crate::support::skip::has_program;
 use crate::support::targets;
-use crate::support::wait::within;
+use crate::support::wait::{until, within};
 use crate::support::ways::Way;
 use crate::support::world::{World, sample};
 
@@ -78,6 +79,27 @@ async fn requests_of_one_connection_reach_several_targets_on_connections_that_st
     let mut other = client(&world).await;
     ask(&mut other, &get(&format!("127.0.0.1:{a}"))).await;
     assert_eq!(within("a body", other.read_u8()).await.unwrap(), b'1');
+}
+
+/// Its reset is behind the bytes that the target does not take.
+///
+/// Limit (times): An `http-proxy` client that is gone behind a stuck upload | noticed within 10 s
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_during_a_stuck_upload_ends_its_tunnel() {
+    let (port, _target) = targets::deaf().await;
+    let (world, _agent) = World::linked(&TCP, &[]).await;
+    let mut io = client(&world).await;
+    let head = format!(
+        "POST http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n",
+        u64::MAX / 2
+    );
+    io.write_all(head.as_bytes()).await.unwrap();
+    fill(&mut io).await;
+    let open = || world.server().metrics.adit().open_tunnels().all().len();
+    assert_eq!(open(), 1);
+    adit_tunnel::reset_on_close(&io);
+    drop(io);
+    until("its tunnel has ended", || open() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

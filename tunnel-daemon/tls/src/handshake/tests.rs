@@ -91,8 +91,9 @@ async fn handshake(
 ) -> (Ended, Ended) {
     let ((ours, server_address), (theirs, client_address)) = sockets().await;
     let (name, limit) = (server_name(host).unwrap(), TLS_HANDSHAKE_TIMEOUT);
+    let accept = async { Ok(accept_tls(theirs, client_address, server, limit).await?) };
     tokio::join!(
-        accept_tls(theirs, client_address, server, limit),
+        accept,
         connect_tls(ours, server_address, client, name, alpn, limit)
     )
 }
@@ -190,6 +191,33 @@ async fn a_failed_write_reports_the_alert_that_lies_unread_behind_it() {
     assert_eq!(text, TlsCause::CertificateRequired.to_string());
 }
 
+/// Closed at once, the socket would be reset.
+///
+/// Limit (times): A refused client of a TLS listener | has 1 s to read the alert, without a handshake slot
+#[tokio::test]
+async fn a_client_that_goes_on_sending_reads_the_alert_and_the_end() {
+    let (server, _client) = loaded(&world());
+    let ((client, _at), (socket, peer)) = sockets().await;
+    let Socket::Tcp(mut client) = client else {
+        panic!("a TCP socket");
+    };
+    client.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
+    let accepting = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT);
+    let failed = accepting.await.expect_err("no TLS");
+    assert_eq!(failed.error.cause, TlsCause::NotTls);
+    let reads = async {
+        client.write_all(b"Host: a\r\n\r\n").await?;
+        client.write_all(b"and a body").await?;
+        let mut alert = Vec::new();
+        client.read_to_end(&mut alert).await?;
+        client.shutdown().await?;
+        Ok::<_, io::Error>(alert)
+    };
+    let ((), read) = tokio::join!(failed.close(), reads);
+    // A record of type "alert".
+    assert_eq!(read.unwrap().first(), Some(&21));
+}
+
 #[tokio::test]
 async fn a_wrong_name_is_reported_with_the_names_of_the_certificate() {
     let (_server, client) = shake(&world(), "elsewhere.example").await;
@@ -266,9 +294,8 @@ async fn both_ends_export_the_same_keying_material_per_connection() {
 async fn silent_peer_is_dropped_at_the_deadline() {
     let server = Reloadable::load(world().server).unwrap();
     let ((_silent, _), (socket, peer)) = sockets().await;
-    let error = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT)
-        .await
-        .unwrap_err();
+    let failed = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT).await;
+    let error = failed.unwrap_err().error;
     let after = TLS_HANDSHAKE_TIMEOUT;
     assert_eq!(error.cause, TlsCause::TimedOut { after });
     assert_eq!(io::Error::from(error).kind(), io::ErrorKind::TimedOut);
@@ -279,10 +306,8 @@ async fn peer_that_speaks_no_tls_is_an_error() {
     let server = Reloadable::load(world().server).unwrap();
     let ((mut client, _), (socket, peer)) = sockets().await;
     client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
-    let error = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT)
-        .await
-        .unwrap_err();
-    assert_eq!(error.cause, TlsCause::NotTls);
+    let failed = accept_tls(socket, peer, &server, TLS_HANDSHAKE_TIMEOUT).await;
+    assert_eq!(failed.unwrap_err().error.cause, TlsCause::NotTls);
 }
 
 #[tokio::test]

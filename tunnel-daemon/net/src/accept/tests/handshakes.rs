@@ -261,6 +261,24 @@ async fn handshakes_are_capped_and_silent_peers_do_not_count() {
     served.counts.until(&served.counts.handshakes, 2).await;
 }
 
+/// It has a second to read its alert. Several attempts: a busy machine may take as long for a handshake.
+#[tokio::test]
+async fn a_refused_peer_that_stays_holds_no_slot() {
+    let served = Served::start(1);
+    for _attempt in 0..5 {
+        let mut refused = served.connect(ONE).await;
+        refused.write_all(b"no TLS at all").await.unwrap();
+        refused.read_u8().await.unwrap();
+        let started = Instant::now();
+        let mut next = served.hello(ONE).await;
+        next.read_u8().await.unwrap();
+        if started.elapsed() < Duration::from_millis(900) {
+            return;
+        }
+    }
+    panic!("each handshake waited for the refused peer before it");
+}
+
 #[tokio::test]
 async fn an_address_at_its_half_of_the_slots_waits_without_blocking_others() {
     let served = Served::start(2);

@@ -107,8 +107,9 @@ async fn with_old_client(world: &World) -> (Ended, io::Result<TlsStream<Socket>>
     let (server, _client) = loaded(world);
     let ((ours, _), (theirs, peer)) = sockets().await;
     let connector = TlsConnector::from(Arc::new(config));
+    let accept = async { Ok(accept_tls(theirs, peer, &server, TLS_HANDSHAKE_TIMEOUT).await?) };
     tokio::join!(
-        accept_tls(theirs, peer, &server, TLS_HANDSHAKE_TIMEOUT),
+        accept,
         connector.connect(server_name("localhost").unwrap(), ours)
     )
 }
