@@ -132,9 +132,11 @@ impl Parts<'_> {
                 .clone()
                 .follow(Arc::clone(router), Arc::clone(&askers));
             services.spawn_always("peer-keys", announcing);
+            let tunnels_max = tunnels_of_peers(&process.budget);
             let forwarding = Forwarding {
                 pending: Arc::new(Semaphore::new(router.limits().pending_max / 2)),
-                tunnels: Arc::new(tunnels_of_peers(&process.budget)),
+                tunnels: Arc::new(Semaphore::new(tunnels_max)),
+                tunnels_max,
                 router: Arc::clone(router),
                 clients: Arc::clone(self.clients),
                 tasks: self.clients.tasks.clone(),
@@ -223,6 +225,7 @@ impl Parts<'_> {
             peers: Some(PeerBackend {
                 hello: hello.clone(),
                 announcements,
+                metrics: self.process.metrics.clone(),
             }),
             accounts: self.process.accounts.clone(),
         }

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adit_core::registry::{Registry, Scope, Strategy};
 use adit_core::wire::metadata::{Extensions, PeerVersion, ServerHello};
@@ -43,6 +43,8 @@ use adit_server::router::{LinkHandle, Router};
 use adit_telemetry::{AditMetrics, ServerMetrics};
 use adit_tunnel::LanePool;
 
+/// Peers hear within this time that a server leaves.
+const PEERS_HEAR_WITHIN: Duration = Duration::from_millis(500);
 /// Concurrent client connections and streams: far above any descriptor limit.
 const CLIENT_TASKS_MAX: usize = 400_000;
 /// The address of an agent port that is not there.
@@ -372,9 +374,18 @@ impl RunningServer {
         self.process.stop.cancel();
         let limit = grace.unwrap_or(Duration::MAX / 4);
         let (clients, lanes) = (&self.clients, &self.process.lane_watch);
+        let since = Instant::now();
+        // A dial on its way from a peer that has not heard of it is refused, and goes on elsewhere; it would be lost with its lane.
+        let peers_know = || {
+            let has_peers = self.peering.as_ref().is_some_and(Peering::is_connected);
+            !has_peers || since.elapsed() >= PEERS_HEAR_WITHIN
+        };
         wait_until(limit.min(Duration::from_secs(u64::from(u32::MAX))), || {
             // Clients that are gone may have left bytes that their targets still have to receive.
-            clients.running() == 0 && lanes.draining() == 0 && self.router.is_settled()
+            clients.running() == 0
+                && lanes.draining() == 0
+                && self.router.is_settled()
+                && peers_know()
         })
         .await;
         let withdrawn = self

@@ -6,6 +6,7 @@ use std::{future::Future, io, sync::Arc, time::Duration};
 use adit_core::proxy_header::{self, Header};
 use ipnet::IpNet;
 use tokio::io::AsyncReadExt as _;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -153,6 +154,9 @@ where
     acceptor.incoming
 }
 
+/// Failed handshakes of the process that may wait until their alert is read; others are closed at once.
+static CLOSING: Semaphore = Semaphore::const_new(64);
+
 /// Does the handshake of a connection, where TLS is configured, once a slot is free; returning frees the slot. `None`:
 /// there was no handshake, which `events` has been told, or `stop` came first.
 async fn greet(
@@ -212,7 +216,9 @@ async fn greet(
             events.handshake_failed(peer, &failed.error);
             // Nobody waits for a peer that does not read its alert.
             drop(place);
-            let _stopped = stop.run_until_cancelled(failed.close()).await;
+            if let Ok(_place) = CLOSING.try_acquire() {
+                let _stopped = stop.run_until_cancelled(failed.close()).await;
+            }
             None
         }
     }

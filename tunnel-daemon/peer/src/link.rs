@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::os::fd::AsFd as _;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ use adit_server::router::{RegisteredPeer, TooManyPeers};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{Offence, PeerDirection};
 use adit_tls::cause::TlsCause;
+use adit_tls::reload::ReloadableClientTls;
+use adit_tls::stream::ByteStream;
 use adit_tls::tls::server_name;
 use adit_tunnel::lane::{Lane, LaneRights, bind_to_server};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
@@ -86,6 +88,9 @@ pub(crate) enum PeerError {
     /// The peer does not answer.
     #[error("the server there does not answer")]
     Silent,
+    /// All peers together have too many keys, and this one had most.
+    #[error("all servers together announce too many keys, and this one had most")]
+    Displaced,
     /// Another process with its id has taken its place.
     #[error("another process with its id has taken its place")]
     Replaced,
@@ -164,19 +169,39 @@ impl AskerEvents for Events {
     }
 }
 
-/// Whether tunnels at a peer may go on; they would outlive its link.
-#[derive(Default, Debug)]
-struct Trust {
-    is_lost: AtomicBool,
+/// The right of a peer to keep the tunnel on a lane, which may outlive its link: files in use accept the lane's certificate, and the
+/// peer is neither dead nor an offender.
+struct Rights {
+    tls: Arc<ReloadableClientTls>,
+    certificate: PeerCertificate,
+    /// Replacements of files up to which the certificate was judged.
+    judged: AtomicU64,
+    /// Of all lanes of a link.
+    are_revoked: Arc<AtomicBool>,
 }
 
-impl LaneRights for Trust {
+impl LaneRights for Rights {
     fn are_revoked(&self) -> bool {
-        self.is_lost.load(Relaxed)
+        let replacements = self.tls.replacements();
+        if !self.are_revoked.load(Relaxed) && self.judged.load(Relaxed) != replacements {
+            let PeerCertificate { chain, name, at } = &self.certificate;
+            if self.tls.verify_server_again(chain, name, *at).is_err() {
+                // Not for other lanes, whose certificates may be newer.
+                return true;
+            }
+            self.judged.store(replacements, Relaxed);
+        }
+        self.are_revoked.load(Relaxed)
     }
 
     fn revoke(&self) {
-        self.is_lost.store(true, Relaxed);
+        self.are_revoked.store(true, Relaxed);
+    }
+}
+
+impl std::fmt::Debug for Rights {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rights").finish_non_exhaustive()
     }
 }
 
@@ -215,14 +240,29 @@ pub(crate) async fn run(
 struct Found {
     opened: Opened,
     hello: PeerHello,
-    certificate: Shown,
+    certificate: PeerCertificate,
 }
 
 /// The certificates that a peer has shown, its own first, for this name, and when they were accepted.
-struct Shown {
+struct PeerCertificate {
     chain: Vec<CertificateDer<'static>>,
     name: ServerName<'static>,
     at: UnixTime,
+}
+
+impl PeerCertificate {
+    /// Of a connection that was opened just now.
+    fn of(stream: &ByteStream, address: &ServerAddress) -> Result<Self, PeerError> {
+        let ServerAddress::Host { host, .. } = address else {
+            // Peers are found by name or address.
+            return Err(PeerError::NoPeer);
+        };
+        Ok(Self {
+            chain: stream.certificates().to_vec(),
+            name: server_name(host).map_err(|_invalid| PeerError::NoPeer)?,
+            at: UnixTime::now(),
+        })
+    }
 }
 
 async fn connect(
@@ -231,15 +271,7 @@ async fn connect(
     address: &ServerAddress,
 ) -> Result<Found, PeerError> {
     let Connected { stream, authority } = connector.connect(address).await?;
-    let ServerAddress::Host { host, .. } = address else {
-        // Peers are found by name or address.
-        return Err(PeerError::NoPeer);
-    };
-    let certificate = Shown {
-        chain: stream.certificates().to_vec(),
-        name: server_name(host).map_err(|_invalid| PeerError::NoPeer)?,
-        at: UnixTime::now(),
-    };
+    let certificate = PeerCertificate::of(&stream, address)?;
     let socket = stream
         .tcp()
         .and_then(|socket| socket.as_fd().try_clone_to_owned().ok());
@@ -324,21 +356,16 @@ async fn keep(
         }
         tell.send_replace(is_silent);
     });
-    let trust = Arc::<Trust>::default();
+    let are_revoked = Arc::<AtomicBool>::default();
     let keeping = lanes.clone().run(|_cause| {
-        let opening = open_lane(connector, address, &server, &lanes);
-        let trust = Arc::<Trust>::clone(&trust);
-        Box::pin(async move {
-            let (keeper, mut lane) = opening.await?;
-            lane.depend_on(trust);
-            Ok((keeper, lane))
-        })
+        let revoked = Arc::clone(&are_revoked);
+        Box::pin(open_lane(connector, address, &server, &lanes, revoked))
     });
     let aside = async {
         let _over = tokio::join!(watching, keeping);
         std::future::pending::<Infallible>().await
     };
-    let Shown { chain, name, at } = &certificate;
+    let PeerCertificate { chain, name, at } = &certificate;
     let refused = settings.tls.refuses_server(chain, name, *at);
     let (running, aside, refused) = (pin!(running), pin!(aside), pin!(refused));
     let over = tokio::select! {
@@ -349,6 +376,7 @@ async fn keep(
         () = dead(told) => PeerError::Silent,
         () = events.unannounced() => PeerError::NoKeys,
         error = refused => PeerError::Certificate(TlsCause::of(&error)),
+        () = peer.handle().displaced() => PeerError::Displaced,
         () = settings.stop.cancelled() => PeerError::Ended("this server stops".to_owned()),
         never = aside => match never {},
     };
@@ -356,9 +384,9 @@ async fn keep(
         PeerError::Silent => {
             // Dials that it has not answered go on to others.
             peer.silent(true);
-            trust.revoke();
+            are_revoked.store(true, Relaxed);
         }
-        PeerError::Certificate(_) | PeerError::Offence(_) => trust.revoke(),
+        PeerError::Certificate(_) | PeerError::Offence(_) => are_revoked.store(true, Relaxed),
         _ => (),
     }
     lanes.close();
@@ -386,8 +414,11 @@ async fn open_lane(
     address: &ServerAddress,
     server: &ServerId,
     lanes: &LaneKeeper,
+    are_revoked: Arc<AtomicBool>,
 ) -> Result<(LaneKeeper, Lane), OpenError> {
     let failed = |error: &dyn std::fmt::Display| OpenError(error.to_string());
+    // Before the handshake: files that come during it are judged.
+    let judged = connector.tls.replacements();
     let connecting = timeout(
         limits::LINK_CONNECT_TIMEOUT,
         connector.connect_lane(address),
@@ -396,9 +427,16 @@ async fn open_lane(
         .await
         .map_err(|_elapsed| failed(&PeerError::Elapsed))?
         .map_err(|error| failed(&error))?;
+    let rights = Rights {
+        tls: Arc::clone(&connector.tls),
+        certificate: PeerCertificate::of(&stream, address).map_err(|error| failed(&error))?,
+        judged: AtomicU64::new(judged),
+        are_revoked,
+    };
     let keeper_of =
         |answering: &ServerId| (answering == server).then(|| (lanes.bind(), lanes.clone()));
-    bind_to_server(stream, LaneSecurity::Tls, keeper_of)
-        .await
-        .map_err(|error| failed(&error))
+    let bound = bind_to_server(stream, LaneSecurity::Tls, keeper_of).await;
+    let (keeper, mut lane) = bound.map_err(|error| failed(&error))?;
+    lane.depend_on(Arc::new(rights));
+    Ok((keeper, lane))
 }

@@ -33,6 +33,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const PAUSE_OF_DUPLICATE: Duration = Duration::from_secs(5);
 /// Pause before an address is tried again that leads to this server.
 const PAUSE_OF_OWN: Duration = Duration::from_secs(60);
+/// Pause before a peer is called again that broke the protocol, announced too much, or had to give way.
+const PAUSE_OF_OFFENCE: Duration = Duration::from_secs(60);
 /// A link that lived this long was no failure.
 const PROVED_AFTER: Duration = Duration::from_secs(5);
 /// Pause between lookups of a name.
@@ -276,6 +278,8 @@ impl Shared {
                     told = text;
                     if is_duplicate {
                         PAUSE_OF_DUPLICATE
+                    } else if matches!(error, PeerError::Offence(_) | PeerError::Displaced) {
+                        PAUSE_OF_OFFENCE
                     } else {
                         if was_linked && since.elapsed() >= PROVED_AFTER {
                             pause = PAUSE_MIN;

@@ -4,8 +4,8 @@
 //! networks, unless a flag names more.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::text::Excerpt;
@@ -38,6 +38,8 @@ const CLOUD_APIS: [&str; 7] = [
 const CONNECT_WITHIN: Duration = Duration::from_secs(120);
 /// Time for the environment's proxy to answer for one address.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// How long the networks of interfaces are taken for known.
+const NETWORKS_FOR: Duration = Duration::from_secs(5);
 /// Addresses of a name that are tried.
 const ADDRESSES_MAX: usize = 4;
 
@@ -73,6 +75,8 @@ pub(super) struct Direct {
     others: Vec<String>,
     resolver: Arc<SystemResolver>,
     own_sockets: OwnSockets,
+    /// Networks of this host's interfaces, and since when they are known.
+    own_networks: Mutex<Option<(Instant, Arc<[IpNet]>)>>,
 }
 
 impl Direct {
@@ -92,6 +96,7 @@ impl Direct {
             others,
             resolver,
             own_sockets,
+            own_networks: Mutex::default(),
         })
     }
 
@@ -118,6 +123,22 @@ impl Direct {
         self.open(host, ips, port).await
     }
 
+    /// The networks of this host's interfaces, a few seconds old at most: they change, and a host may have many routes.
+    fn own_networks(&self) -> Arc<[IpNet]> {
+        let mut known = self
+            .own_networks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((since, networks)) = &*known
+            && since.elapsed() < NETWORKS_FOR
+        {
+            return Arc::clone(networks);
+        }
+        let networks: Arc<[IpNet]> = local_networks().into();
+        *known = Some((Instant::now(), Arc::clone(&networks)));
+        networks
+    }
+
     /// Connects to one of the addresses of `host`, as far as they are permitted. Returns what the target has sent already.
     ///
     /// # Errors
@@ -128,8 +149,12 @@ impl Direct {
         ips: Vec<IpAddr>,
         port: u16,
     ) -> Result<(ByteStream, Bytes), DialFailure> {
-        // The addresses of interfaces change.
-        let own_networks = local_networks();
+        let own_networks = self.own_networks();
+        if own_networks.is_empty() {
+            return Err(DialFailure::Target(
+                "the networks of this host are not known: mount /proc".to_owned(),
+            ));
+        }
         let permitted = ips
             .into_iter()
             .filter(|ip| self.permits(*ip, &own_networks));

@@ -146,7 +146,8 @@ impl Servers {
     }
 
     /// Opens a tunnel to `target`, an authority: asks the servers in turn until one has the last word. Each has half of the time
-    /// that is left until `until`, when the caller gives up, and the last one has all of it.
+    /// that is left until `until`, when the caller gives up, to take a connection. One that has the request may have dialled, and is
+    /// waited for: no other server is asked then.
     ///
     /// # Errors
     /// The last word, or what the servers fail by.
@@ -164,20 +165,18 @@ impl Servers {
             let attempt = asked.add(&server.name, None);
             let was_ready = ready.is_some();
             let share = until.saturating_duration_since(Instant::now()) / 2;
-            let opening = async {
-                let stream = match ready.take() {
-                    Some((_at, stream)) => stream,
-                    None => self.connect(server, share).await?,
-                };
-                self.through(server, stream, target, share).await
+            let connected = match ready.take() {
+                Some((_at, stream)) => Ok(Ok(stream)),
+                None if order.len() == 0 => Ok(self.connect(server, share).await),
+                None => tokio::time::timeout(share, self.connect(server, share)).await,
             };
-            let opened = match order.len() {
-                0 => Ok(opening.await),
-                _others => tokio::time::timeout(share, opening).await,
-            };
-            let is_late = opened.is_err();
+            let is_late = connected.is_err();
             let late = |_elapsed| Err(server.gives_no_answer());
-            let failure = match opened.unwrap_or_else(late) {
+            let opened = match connected.unwrap_or_else(late) {
+                Ok(stream) => self.through(server, stream, target, share).await,
+                Err(failure) => Err(failure),
+            };
+            let failure = match opened {
                 Ok(through) => {
                     server.answered();
                     return Ok(through);

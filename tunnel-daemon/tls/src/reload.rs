@@ -6,7 +6,10 @@ mod changes;
 
 use std::{
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire},
+    },
     time::Duration,
 };
 
@@ -42,6 +45,8 @@ pub struct Reloadable<S: TlsSpec> {
     reloading: Mutex<()>,
     /// Told of each reload that replaced something.
     replaced: Notify,
+    /// Number of such reloads.
+    replacements: AtomicU64,
 }
 
 /// Contents of files that a configuration was built from.
@@ -94,6 +99,7 @@ impl<S: TlsSpec> Reloadable<S> {
             loaded: Mutex::new(loaded),
             reloading: Mutex::new(()),
             replaced: Notify::new(),
+            replacements: AtomicU64::new(0),
         }))
     }
 
@@ -115,9 +121,32 @@ impl<S: TlsSpec> Reloadable<S> {
 }
 
 impl Reloadable<ClientTls> {
-    /// Waits until a server's certificate, which was accepted at the time `at` of its handshake, is refused by files in use: it
-    /// is on a revocation list, or no current CA has issued it. One that has expired since is accepted. The chain begins with the
-    /// server's own certificate.
+    /// Verifies a server's certificate against the files in use now, at the time `at` of its handshake: a certificate that has
+    /// expired since is accepted. The chain begins with the server's own certificate.
+    ///
+    /// # Errors
+    /// The certificate would be refused: it is on a revocation list, or no current CA has issued it.
+    pub fn verify_server_again(
+        &self,
+        chain: &[CertificateDer<'static>],
+        name: &ServerName<'_>,
+        at: UnixTime,
+    ) -> Result<(), rustls::Error> {
+        let [own, intermediates @ ..] = chain else {
+            return Ok(());
+        };
+        let servers = &self.current.load().servers;
+        let verified = servers.verify_server_cert(own, intermediates, name, &[], at);
+        verified.map(|_verified| ())
+    }
+
+    /// Number of times that other files came into use.
+    #[must_use]
+    pub fn replacements(&self) -> u64 {
+        self.replacements.load(Acquire)
+    }
+
+    /// Waits until files in use refuse a server's certificate; see [`Self::verify_server_again`].
     pub async fn refuses_server(
         &self,
         chain: &[CertificateDer<'static>],
@@ -126,15 +155,7 @@ impl Reloadable<ClientTls> {
     ) -> rustls::Error {
         loop {
             let replaced = self.replaced.notified();
-            if let [own, intermediates @ ..] = chain
-                && let Err(error) = self.current.load().servers.verify_server_cert(
-                    own,
-                    intermediates,
-                    name,
-                    &[],
-                    at,
-                )
-            {
+            if let Err(error) = self.verify_server_again(chain, name, at) {
                 return error;
             }
             replaced.await;
@@ -212,6 +233,7 @@ impl<S: TlsSpec> Reload for Reloadable<S> {
         self.current.store(Arc::new(config));
         // Written last, so it is still true after a panic in between.
         *self.loaded() = built_from;
+        self.replacements.fetch_add(1, AcqRel);
         self.replaced.notify_waiters();
         Ok(Reloaded::Replaced)
     }

@@ -96,6 +96,8 @@ pub(super) struct Peers {
     lengths: PrefixLengths,
     near: u64,
     silent: u64,
+    /// The last peer that has lost its keys.
+    displaced: Option<LinkId>,
 }
 
 impl Peers {
@@ -296,6 +298,7 @@ impl Peers {
         self.remove_keys(largest);
         if let Some(peer) = self.slots.get_mut(largest).and_then(Option::as_mut) {
             (peer.keys, peer.is_over) = (0, true);
+            self.displaced = Some(peer.link);
         }
     }
 
@@ -430,6 +433,11 @@ impl Registry {
                 Ok(())
             }
         }
+    }
+
+    /// The peer that has lost its keys since the last call, because others needed the room.
+    pub fn take_displaced(&mut self) -> Option<LinkId> {
+        self.peers.displaced.take()
     }
 
     /// A peer has announced all its keys.

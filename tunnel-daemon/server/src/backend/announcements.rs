@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::owner::owner_hash;
 use crate::router::Router;
+use adit_telemetry::{GaugeGuard, PeerSeries};
 use adit_tunnel::clock::moment;
 
 /// Changes of this time go together.
@@ -84,6 +85,9 @@ pub(super) struct Announcer {
     /// The keys before these changes, and how far in both lists the peer is.
     under_way: Option<UnderWay>,
     has_told: bool,
+    /// Counts the link.
+    _link: GaugeGuard,
+    _series: Arc<PeerSeries>,
 }
 
 struct UnderWay {
@@ -93,8 +97,10 @@ struct UnderWay {
 }
 
 impl Announcer {
-    pub(super) fn new(all: &Announcements) -> Self {
+    pub(super) fn new(all: &Announcements, series: Arc<PeerSeries>) -> Self {
         Self {
+            _link: GaugeGuard::new(&series.links),
+            _series: series,
             all: all.clone(),
             told: Arc::from([]),
             under_way: None,
@@ -186,6 +192,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use adit_core::registry::Strategy;
+    use adit_telemetry::ServerMetrics;
+    use adit_telemetry::labels::PeerDirection;
 
     use super::*;
 
@@ -224,7 +232,9 @@ mod tests {
     #[test]
     fn a_peer_hears_what_changed_and_knows_all_keys_afterwards() {
         let all = Announcements::default();
-        let (mut announcer, mut heard) = (Announcer::new(&all), BTreeMap::new());
+        let metrics = ServerMetrics::new(&["default"]);
+        let series = metrics.adit().peer("other", PeerDirection::From);
+        let (mut announcer, mut heard) = (Announcer::new(&all, series), BTreeMap::new());
         assert!(announcer.has_news(), "that there are none");
         assert_eq!(hear(&mut announcer, &mut heard), 1);
         assert!(!announcer.has_news());

@@ -30,11 +30,11 @@ const PENDING_MAX: usize = 1024;
 /// Bytes that a forwarded tunnel is promised: it has a socket at both ends.
 const PROMISED_BYTES: u64 = 2 * TunnelKind::Socket.promised_bytes();
 
-/// Permits for the tunnels of all peers: half of the memory is for this server's own clients.
+/// Most tunnels of all peers: half of the memory is for this server's own clients.
 #[must_use]
-pub fn tunnels_of_peers(budget: &ProcessBudget) -> Semaphore {
+pub fn tunnels_of_peers(budget: &ProcessBudget) -> usize {
     let tunnels = budget.tunnels_in_half(PROMISED_BYTES);
-    Semaphore::new(tunnels.map_or(Semaphore::MAX_PERMITS, |it| it.min(Semaphore::MAX_PERMITS)))
+    tunnels.map_or(Semaphore::MAX_PERMITS, |it| it.min(Semaphore::MAX_PERMITS))
 }
 
 /// Opens tunnels for peers.
@@ -43,6 +43,8 @@ pub struct Forwarding {
     pub pending: Arc<Semaphore>,
     /// Tunnels of all peers: what half of the memory can be promised to.
     pub tunnels: Arc<Semaphore>,
+    /// Their number.
+    pub tunnels_max: usize,
     /// The agents of this server.
     pub router: Arc<Router>,
     /// This server's own rules for clients, which hold for forwarded dials, too.
@@ -62,11 +64,13 @@ impl AgentDoors for Forwarding {
     ) -> Option<Arc<dyn AgentOpens>> {
         let certificate = identity.certificate()?.clone();
         let series = self.metrics.peer(agent.as_str(), PeerDirection::From);
+        let share = self.tunnels_max.div_ceil(2);
         Some(Arc::new(PeerDoor {
             certificate,
             forwarding: self,
             peer: ServerId::new(agent.as_str()),
             pending: Arc::new(Semaphore::new(PENDING_MAX)),
+            tunnels: Arc::new(Semaphore::new(share)),
             series,
         }))
     }
@@ -78,6 +82,8 @@ struct PeerDoor {
     forwarding: Arc<Forwarding>,
     peer: ServerId,
     pending: Arc<Semaphore>,
+    /// Its tunnels: half of those of all peers, so that others have the rest.
+    tunnels: Arc<Semaphore>,
     series: Arc<PeerSeries>,
 }
 
@@ -109,8 +115,9 @@ impl AgentOpens for PeerDoor {
             self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "too many forwarded dials are pending");
         };
+        let of_peer = Arc::clone(&self.tunnels).try_acquire_owned();
         let of_peers = Arc::clone(&self.forwarding.tunnels).try_acquire_owned();
-        let (Some(promise), Ok(of_peers)) = (open.promise(), of_peers) else {
+        let (Some(promise), Ok(of_peer), Ok(of_peers)) = (open.promise(), of_peer, of_peers) else {
             self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "this server is short of memory");
         };
@@ -118,7 +125,7 @@ impl AgentOpens for PeerDoor {
         let series = Arc::clone(&self.series);
         let mut record = Record::new(&self.forwarding, &self.peer, &forward, open.request());
         let serving = async move {
-            let _of_peers = of_peers;
+            let _places = (of_peer, of_peers);
             // Boxed: a dial's state is large, and the tunnel that follows may live for days.
             let dialing = Box::pin(record.dial(open, forward, (&certificate, promise), &series));
             let joined = dialing.await;

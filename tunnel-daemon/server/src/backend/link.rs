@@ -13,7 +13,7 @@ use crate::backend::announcements::Announcer;
 use crate::router::{LinkInfo, RegisteredLink, Router};
 use adit_net::grpc::{self, Code};
 use adit_telemetry::labels::{
-    DialFailureReason, LinkEnding, Offence, PeerDirection, PeerKind, Segment, ServiceMethod,
+    DialFailureReason, LinkEnding, Offence, PeerKind, Segment, ServiceMethod,
 };
 use adit_telemetry::{GaugeGuard, PacketCounter, ServerMetrics};
 use adit_tunnel::{LinkDriver, LinkExit, LinkHooks, LinkStreams};
@@ -75,8 +75,6 @@ pub(super) async fn run_link(
     let principal = handle.info.identity.owner().cloned();
     let principal = principal.as_deref().unwrap_or_default();
     let is_peer = announcer.is_some();
-    let series = is_peer.then(|| metrics.adit().peer(agent.as_str(), PeerDirection::From));
-    let _asked = series.as_ref().map(|series| GaugeGuard::new(&series.links));
     if is_peer {
         tracing::info!(server = %agent, version, principal, "another server asks this one");
     } else {

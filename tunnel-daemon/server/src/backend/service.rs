@@ -39,8 +39,8 @@ use adit_net::accounts::{Accounts, Labels};
 use adit_net::grpc::{self, Code, Windows};
 use adit_net::source_quota::Source;
 use adit_net::tasks::{Admitted, Tasks};
-use adit_telemetry::ServerMetrics;
-use adit_telemetry::labels::{AccountRole, AgentRefusal};
+use adit_telemetry::labels::{AccountRole, AgentRefusal, PeerDirection};
+use adit_telemetry::{AditMetrics, ServerMetrics};
 use adit_tls::agent_identity::{AgentIdentity, Certificate};
 use adit_tls::stream::{ByteStream, PeerAddr};
 use adit_tunnel::lane::LaneRoom;
@@ -99,6 +99,8 @@ pub struct PeerBackend {
     pub hello: PeerHello,
     /// What servers are told of this server's agents.
     pub announcements: Announcements,
+    /// Counters.
+    pub metrics: AditMetrics,
 }
 
 /// Serves agent connections.
@@ -226,6 +228,18 @@ impl Backend {
             let principal = self.router.principal_of(link);
             let principal = principal.as_deref();
             let link = link.0;
+            if self.settings.peers.is_some() {
+                match silence {
+                    Silence::None => {
+                        tracing::info!(server = %agent, principal, "a server that asks this one responds again");
+                    }
+                    Silence::Suspected => {
+                        tracing::warn!(server = %agent, principal, "a server that asks this one is silent");
+                    }
+                    Silence::Dead => (),
+                }
+                continue;
+            }
             match silence {
                 Silence::None => tracing::info!(%agent, principal, link, "agent responds again"),
                 Silence::Suspected => tracing::warn!(
@@ -466,7 +480,11 @@ impl Backend {
             Claims::Granted
         };
         let peers = self.settings.peers.as_ref();
-        let announcer = peers.map(|peers| Announcer::new(&peers.announcements));
+        let announcer = peers.map(|peers| {
+            let agent = entered.handle.info.agent.as_str();
+            let series = peers.metrics.peer(agent, PeerDirection::From);
+            Announcer::new(&peers.announcements, series)
+        });
         let link = run_link(
             Arc::clone(&self.router),
             entered,

@@ -46,11 +46,11 @@ impl Router {
         hash: &(dyn Fn(Option<&str>) -> u64 + Sync),
         asked: &AskedAgents,
     ) -> Result<OpenTunnel<Carrier>, NotForwarded> {
-        if self.refuses_dials() {
-            return Err(NotForwarded::Leaving);
-        }
         let admitted = self.admit_dial(TunnelKind::Socket);
-        let (_pending, promise) = admitted.map_err(NotForwarded::Failed)?;
+        let (_pending, promise) = admitted.map_err(|failure| match failure {
+            DialFailure::ShuttingDown => NotForwarded::Leaving,
+            failure => NotForwarded::Failed(failure),
+        })?;
         if protocol.len() + address.len() > limits::DIAL_BYTES_MAX {
             return Err(NotForwarded::Failed(DialFailure::TooLong));
         }

@@ -12,6 +12,7 @@ use adit_core::peer::Forward;
 use adit_core::registry::{PeerExcess, PeerKey, Registry, Scope};
 use adit_core::session::Moment;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::route::{Router, locked};
 use crate::owner::owner_hash;
@@ -22,6 +23,9 @@ use adit_tunnel::clock::moment;
 
 /// Agents here whose owner is compared with that of a key at a peer.
 const CONFLICT_AGENTS_MAX: usize = 16;
+
+/// Keys of a packet that are compared so.
+const CONFLICT_CHECKS_MAX: usize = 64;
 
 /// A running question to a peer.
 pub type Asking<'a> = Pin<Box<dyn Future<Output = PeerAnswer> + Send + 'a>>;
@@ -57,6 +61,8 @@ pub struct PeerHandle {
     pub(super) answers: Arc<AnswerTimes>,
     pub(super) opener: Arc<dyn PeerOpener>,
     pub(super) is_silent: Arc<AtomicBool>,
+    /// Cancelled when others needed the room of its keys.
+    displaced: CancellationToken,
     series: Arc<PeerSeries>,
     _link: Arc<GaugeGuard>,
 }
@@ -66,6 +72,11 @@ impl PeerHandle {
     #[must_use]
     pub fn series(&self) -> &Arc<PeerSeries> {
         &self.series
+    }
+
+    /// Waits until the peer has lost its keys, because all peers together have too many and it had most.
+    pub async fn displaced(&self) {
+        self.displaced.cancelled().await;
     }
 
     /// Whether the peer does not answer.
@@ -111,6 +122,7 @@ impl Router {
             answers: Arc::default(),
             opener,
             is_silent: Arc::default(),
+            displaced: CancellationToken::new(),
             _link: Arc::new(GaugeGuard::new(&series.links)),
             series,
         };
@@ -176,12 +188,17 @@ impl RegisteredPeer {
     ) -> Result<(), PeerExcess> {
         let mut registry = locked(&self.router.registry);
         registry.count_peer_changes(self.handle.id, changes, moment())?;
-        let mut conflict = None;
+        let (mut conflict, mut checks) = (None, 0);
         for (scope, said) in keys {
-            // One a packet at most: a check hashes what agents have proved.
+            // A few a packet: a check hashes what agents have proved.
             if let Some(said) = said
                 && conflict.is_none()
-                && is_conflict(&registry, &scope, said)
+                && checks < CONFLICT_CHECKS_MAX
+                && registry.has_local(&scope)
+                && {
+                    checks += 1;
+                    is_conflict(&registry, &scope, said)
+                }
             {
                 self.handle.series.conflicts.inc();
                 conflict = Some(scope.clone());
@@ -192,7 +209,11 @@ impl RegisteredPeer {
             registry.complete_peer(self.handle.id);
         }
         let keys = registry.keys_of_peer(self.handle.id);
+        let displaced = registry.take_displaced();
         drop(registry);
+        if let Some(peer) = displaced.and_then(|link| self.router.peer(link)) {
+            peer.displaced.cancel();
+        }
         let keys = i64::try_from(keys).unwrap_or(i64::MAX);
         let before = self.keys.swap(keys, Relaxed);
         self.handle.series.keys.add(keys.saturating_sub(before));
@@ -228,17 +249,20 @@ impl Drop for RegisteredPeer {
     }
 }
 
-/// Whether agents here under the same key have proved something else. A peer that says no owner has agents of several, unless they
-/// are gone.
+/// Whether agents here under the same key have proved something else. A peer that says no owner has agents of several, or none any
+/// more: a conflict if those here are one's.
 fn is_conflict(registry: &Registry, scope: &Scope, said: PeerKey) -> bool {
     if (said.owner == 0 && said.draining) || !registry.is_claim(scope) {
         return false;
     }
-    let mut principals = registry
-        .principals_of(scope)
-        .take(CONFLICT_AGENTS_MAX)
-        .peekable();
-    principals.peek().is_some() && principals.all(|principal| owner_hash(principal) != said.owner)
+    let principals = registry.principals_of(scope).take(CONFLICT_AGENTS_MAX + 1);
+    let mut owners: Vec<u64> = principals.map(owner_hash).collect();
+    let are_all = owners.len() <= CONFLICT_AGENTS_MAX;
+    owners.dedup();
+    match said.owner {
+        0 => owners.len() == 1,
+        owner => are_all && !owners.is_empty() && !owners.contains(&owner),
+    }
 }
 
 /// Time left until `deadline`.

@@ -277,9 +277,12 @@ async fn hang(listener: TcpListener, acceptor: TlsAcceptor) -> io::Result<Infall
 
 /// Its TLS is alive, so that only its silence shows.
 ///
-/// Limit (times): Server of `adit proxy` without an answer, while another one can be asked | half of the time left of `--dial-timeout`
+/// It may have dialled, so that no other server is asked in its place. Later dials go to others.
+///
+/// Limit (times): Server of `adit proxy` that takes no connection, while another one can be asked | half of the time left of
+/// `--dial-timeout`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_answers_no_request_costs_a_share_of_one_dial() {
+async fn a_server_that_answers_no_request_costs_one_dial() {
     let (port, _target) = targets::echo().await;
     let (world, _agent) = linked(&[], &[]).await;
     let hung = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -294,17 +297,18 @@ async fn a_server_that_answers_no_request_costs_a_share_of_one_dial() {
         assert_eq!(ready.status, 200, "slow targets look so: {}", ready.text);
         ready.text.contains(&format!("[-]server {at}: "))
     };
-    let (mut slow, mut dials) = (0, 0);
+    let (mut failed, mut dials) = (0, 0);
     while dials < 40 && !is_marked() {
-        let started = Instant::now();
         let (mut io, code) = dial(&proxy, "127.0.0.1", port).await;
-        assert_eq!(code, 0);
-        echo(&mut io, 1000).await;
-        slow += u32::from(started.elapsed() >= Duration::from_secs(4));
+        if code == 0 {
+            echo(&mut io, 1000).await;
+        } else {
+            failed += 1;
+        }
         dials += 1;
     }
     assert!(is_marked(), "after {dials} dials");
-    assert_eq!(slow, 1);
+    assert_eq!(failed, 1);
     for _dial in 0..8 {
         let started = Instant::now();
         assert_eq!(dial(&proxy, "127.0.0.1", port).await.1, 0);

@@ -28,6 +28,12 @@ fn offences(server: &RunningServer) -> f64 {
     sample(&server.metrics.scrape().text(), OFFENCES).unwrap_or(0.0)
 }
 
+/// Waits until a server says so of a peer.
+async fn says(server: &RunningServer, why: &str) {
+    let says = |text: &String| text.contains(why);
+    until(why, || server.peer_failures().iter().any(says)).await;
+}
+
 /// A KEYS packet with keys of hosts.
 fn keys(hosts: impl Iterator<Item = String>, draining: bool) -> Payload {
     let changes = hosts.map(|key| KeyChange {
@@ -78,9 +84,7 @@ async fn a_server_that_is_asked_and_dials_back_loses_its_link() {
         };
         until("an offence", || offences(world.server()) == 1.0).await;
         until("no link", || world.server().linked_peers() == 0).await;
-        let failures = world.server().peer_failures();
-        let says = |text: &String| text.contains("this server dials nothing for it");
-        assert!(failures.iter().any(says), "{failures:?}");
+        says(world.server(), "this server dials nothing for it").await;
         assert_eq!(world.server().reachable_keys(), 0);
     }
     assert!(target.accept().now_or_never().is_none(), "it was dialled");
@@ -120,9 +124,7 @@ async fn a_peer_whose_keys_change_for_ever_loses_its_link() {
         call.message(&packets[number % 2]);
     }
     until("the link's end", || front.linked_peers() == 1).await;
-    let failures = front.peer_failures();
-    let says = |text: &String| text.contains("changes its keys too often");
-    assert!(failures.iter().any(says), "{failures:?}");
+    says(&front, "changes its keys too often").await;
     assert_eq!(front.reachable_keys(), 1, "those of the other peer");
     let (target, _echo) = targets::local_echo().await;
     let path = world.dir.path().join("connect.front");

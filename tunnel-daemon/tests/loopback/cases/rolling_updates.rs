@@ -1,7 +1,7 @@
 //! Servers that know each other are replaced one by one, while agents stay and clients dial.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ async fn dial(
     dials
 }
 
-async fn reach(socket: &PathBuf, agent: usize, port: u16) {
+async fn reach(socket: &Path, agent: usize, port: u16) {
     let since = Instant::now();
     let mut stream = connect::open(socket, &format!("{}:{port}", address(agent))).await;
     connect::echo(&mut stream, b"by its own agent").await;

@@ -9,6 +9,7 @@ use adit::server::{self, RunningServer};
 use adit_config::plan::{ConnectPlan, IsolationPlan};
 use adit_net::tasks::Tasks;
 use adit_telemetry::Scrape;
+use adit_telemetry::labels::{EndClass, Label as _};
 use adit_testkit::args;
 pub(crate) use adit_testkit::args::{agent_plan, agent_plan_in, proxy_plan, server_plan};
 use adit_testkit::certificates::ThrowawayFiles;
@@ -246,10 +247,16 @@ impl World {
         scraped(&self.server().metrics.scrape(), series, value).await;
     }
 
-    /// Waits until this many tunnels of the server have ended for this reason. Behind a peer that is the reason at the peer.
+    /// Waits until this many tunnels of the server have ended for this reason; behind a peer for whatever reason the peer has told.
     pub(crate) async fn ended(&self, reason: &str, tunnels: f64) {
         if self.holder.is_some() {
-            return;
+            let metrics = || self.server().metrics.scrape().text();
+            let all = || {
+                EndClass::ALL
+                    .iter()
+                    .filter_map(|end| sample(&metrics(), &super::lanes::ended(end.as_str())))
+            };
+            return until("ended tunnels", || all().sum::<f64>() >= tunnels).await;
         }
         self.server_metric(&super::lanes::ended(reason), tunnels)
             .await;

@@ -229,6 +229,7 @@ fn the_keys_of_one_peer_and_of_all_peers_are_bounded() {
     let over: Vec<LinkId> = over
         .filter(|link| world.0.keys_of_peer(*link) == 0)
         .collect();
+    assert_eq!(world.0.take_displaced(), Some(over[0]));
     let more = world.0.set_peer_key(over[0], &new, ready(1));
     assert_eq!(more, Err(PeerExcess::Keys));
     let more = world.0.count_peer_changes(over[0], 1, Moment::default());
