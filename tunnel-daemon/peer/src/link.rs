@@ -18,7 +18,7 @@ use adit_core::ids::ServerId;
 use adit_core::wire::metadata::PeerHello;
 use adit_core::wire::packet::Keys;
 use adit_server::backend::changes;
-use adit_server::router::{RegisteredPeer, TooManyPeers};
+use adit_server::router::{ExpectedPeer, RegisteredPeer, TooManyPeers};
 use adit_telemetry::AditMetrics;
 use adit_telemetry::labels::{Offence, PeerDirection};
 use adit_tls::cause::TlsCause;
@@ -107,11 +107,14 @@ struct Events {
     complete: watch::Sender<bool>,
     offence: Mutex<Option<String>>,
     ended: CancellationToken,
+    /// Until the peer has announced all its keys.
+    expected: Mutex<Option<ExpectedPeer>>,
 }
 
 impl Events {
-    fn new(metrics: AditMetrics) -> Self {
+    fn new(metrics: AditMetrics, expected: Option<ExpectedPeer>) -> Self {
         Self {
+            expected: Mutex::new(expected),
             metrics,
             peer: OnceLock::new(),
             complete: watch::channel(false).0,
@@ -155,6 +158,8 @@ impl AskerEvents for Events {
         match peer.announced(changes(&keys), keys.changes.len(), keys.complete) {
             Ok(()) if keys.complete => {
                 self.complete.send_replace(true);
+                let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
+                drop(expected.take());
             }
             Ok(()) => (),
             Err(too_many) => self.offended(&too_many.to_string()),
@@ -211,6 +216,7 @@ pub(crate) async fn run(
     connector: &ServerConnector,
     address: &ServerAddress,
     state: &watch::Sender<PeerState>,
+    expected: Option<ExpectedPeer>,
 ) -> PeerError {
     match timeout(
         limits::LINK_CONNECT_TIMEOUT,
@@ -227,6 +233,7 @@ pub(crate) async fn run(
             match entered {
                 Err(why) => why.into(),
                 Ok(replaced) => {
+                    let found = (found, expected);
                     let over = keep(shared, connector, address, found, &replaced, state).await;
                     shared.held().leave(&server, incarnation);
                     over
@@ -308,7 +315,7 @@ async fn keep(
     shared: &Shared,
     connector: &ServerConnector,
     address: &ServerAddress,
-    found: Found,
+    (found, expected): (Found, Option<ExpectedPeer>),
     replaced: &CancellationToken,
     state: &watch::Sender<PeerState>,
 ) -> PeerError {
@@ -318,7 +325,7 @@ async fn keep(
         ..
     } = found;
     let settings = &shared.settings;
-    let events = Arc::new(Events::new(settings.metrics.clone()));
+    let events = Arc::new(Events::new(settings.metrics.clone(), expected));
     let mut context = shared.context.clone();
     context.asker = Some(Arc::<Events>::clone(&events));
     let server = opened.server.server.clone();

@@ -13,7 +13,7 @@ use adit_core::wire::metadata::AgentHello;
 use adit_net::accounts::Accounts;
 use adit_net::resolve::Resolve;
 use adit_net::self_sockets::OwnSockets;
-use adit_server::router::{PeerHandle, Router};
+use adit_server::router::{ExpectedPeer, PeerHandle, Router};
 use adit_telemetry::AditMetrics;
 use adit_tls::reload::ReloadableClientTls;
 use ipnet::IpNet;
@@ -191,7 +191,9 @@ impl Shared {
                 watch::channel(PeerState::Connecting).0,
                 CancellationToken::new(),
             );
-            let calling = Arc::clone(self).call(target.clone(), state.clone(), gone.clone());
+            let expected = self.router.expect_peer();
+            let own = (state.clone(), gone.clone());
+            let calling = Arc::clone(self).call(target.clone(), own, expected);
             called.insert(target.clone(), Called { state, gone });
             let (shared, of_task) = (Arc::clone(self), target.clone());
             let spawned = self.spawn("peer", async move {
@@ -210,6 +212,7 @@ impl Shared {
     async fn look_up(self: Arc<Self>, name: String, port: u16) {
         let mut told = None;
         let since = Instant::now();
+        let mut expected = Some(self.router.expect_peer());
         loop {
             let found = timeout(LOOKUP_MAX, self.settings.resolver.lookup_ip(&name)).await;
             match found {
@@ -226,6 +229,8 @@ impl Shared {
                 Ok(Err(error)) => tracing::debug!(name, %error, "cannot look up peers"),
                 Err(_elapsed) => tracing::debug!(name, "the lookup of peers takes too long"),
             }
+            // From here on each address stands for itself.
+            drop(expected.take());
             let is_alone = self.router.peers().is_empty() && since.elapsed() < SOON_FOR;
             sleep(if is_alone { LOOKUP_SOON } else { LOOKUP_EVERY }).await;
         }
@@ -235,8 +240,8 @@ impl Shared {
     async fn call(
         self: Arc<Self>,
         target: PeerTarget,
-        state: watch::Sender<PeerState>,
-        gone: CancellationToken,
+        (state, gone): (watch::Sender<PeerState>, CancellationToken),
+        expected: ExpectedPeer,
     ) {
         let connector = ServerConnector {
             resolver: Arc::new(Fixed(target.address.ip())),
@@ -253,9 +258,10 @@ impl Shared {
         };
         let mut pause = PAUSE_MIN;
         let mut told = String::new();
+        let mut expected = Some(expected);
         loop {
             let since = Instant::now();
-            let over = run(&self, &connector, &address, &state).await;
+            let over = run(&self, &connector, &address, &state, expected.take()).await;
             let was_linked = matches!(&*state.borrow(), PeerState::Linked(_));
             let wait = match &over {
                 PeerError::NotKept(NotKept::Own) => {

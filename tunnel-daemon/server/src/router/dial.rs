@@ -17,7 +17,7 @@ use adit_core::target::Host;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::owner::owner_hash;
 use crate::router::asked::AskedAgents;
@@ -266,34 +266,37 @@ impl Router {
         })
     }
 
-    /// The key for a host. A server that has just started waits for its first peer, which may have an agent.
+    /// The key for a host. A server that has just started waits for its peers, unless the key is of the first strategy already: a peer
+    /// may have an agent under an earlier one.
     ///
     /// # Errors
     /// Too many dials wait.
     async fn scope(&self, host: &Host) -> Result<Option<Scope>, DialFailure> {
         let find = || self.with_registry(|registry| registry.scope(host, moment()));
-        if let Some(scope) = find() {
-            return Ok(Some(scope));
-        }
-        let Some(until) = self.expects_peers() else {
-            // The first peer may have announced its keys just now.
-            return Ok(find());
+        let is_final = |scope: &Option<Scope>| {
+            let is_first = |it: &Scope| {
+                it.strategy() == self.with_registry(|registry| registry.strategies().first())
+            };
+            !self.expects_peers() || scope.as_ref().is_some_and(is_first)
         };
+        // In this order: peers may have announced their keys just now.
+        let found = find();
+        if is_final(&found) {
+            return Ok(found.or_else(find));
+        }
         let _place = self.dials.place()?;
         let waiting = async {
             loop {
                 let changed = self.changed.notified();
-                if let Some(scope) = find() {
-                    return Some(scope);
-                }
-                if self.expects_peers().is_none() {
-                    return find();
+                let found = find();
+                if is_final(&found) {
+                    return;
                 }
                 changed.await;
             }
         };
-        let until = until.min(Instant::now() + PEERS_WITHIN);
-        Ok(timeout_at(until, waiting).await.unwrap_or_default())
+        let _late = timeout(PEERS_WITHIN, waiting).await;
+        Ok(find())
     }
 
     /// Asks a candidate; `number` is the number of the attempt. `forward` is made for a peer only.

@@ -10,7 +10,9 @@ mod route;
 pub use asked::AskedAgents;
 pub use forwarded::NotForwarded;
 pub use handle::{LinkHandle, LinkInfo};
-pub use peers::{Asking, PeerAnswer, PeerHandle, PeerOpener, RegisteredPeer, TooManyPeers};
+pub use peers::{
+    Asking, ExpectedPeer, PeerAnswer, PeerHandle, PeerOpener, RegisteredPeer, TooManyPeers,
+};
 pub use route::{DialLimits, LinkGuard, OpenTunnel, RegisteredLink, Router, TooManyLinks};
 
 #[cfg(test)]

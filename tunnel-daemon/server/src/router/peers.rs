@@ -2,7 +2,9 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
 use std::time::Duration;
 
 use adit_core::dial::AnswerTimes;
@@ -103,6 +105,16 @@ pub struct RegisteredPeer {
     keys: AtomicI64,
 }
 
+/// What dials of a server that has just started wait for, until dropped.
+pub struct ExpectedPeer(Arc<Router>);
+
+impl Drop for ExpectedPeer {
+    fn drop(&mut self) {
+        self.0.expected_peers.fetch_sub(1, AcqRel);
+        self.0.changed.notify_waiters();
+    }
+}
+
 impl Router {
     /// Adds a peer without keys. `near`: it is in the zone of this server.
     ///
@@ -142,18 +154,25 @@ impl Router {
         }
     }
 
-    /// This server has just started, and asks peers: until then dials without an agent wait for the first of them. Only the first
-    /// call counts.
+    /// This server has just started, and asks peers: until then dials without an agent wait for them. Only the first call counts.
     pub fn expect_peers(&self, until: Instant) {
         let _first = self.peers_until.set(until);
     }
 
-    /// Until when dials wait for the first peer; `None`: a peer has announced its keys, the time is over, or there are no peers.
-    pub(super) fn expects_peers(&self) -> Option<Instant> {
-        let until = *self.peers_until.get()?;
-        let is_early = Instant::now() < until;
-        let has_none = || self.with_registry(Registry::complete_peers) == 0;
-        (is_early && has_none()).then_some(until)
+    /// Dials of a server that has just started wait for what this stands for: a peer's keys, or the addresses of peers.
+    #[must_use]
+    pub fn expect_peer(self: &Arc<Self>) -> ExpectedPeer {
+        self.expected_peers.fetch_add(1, AcqRel);
+        ExpectedPeer(Arc::clone(self))
+    }
+
+    /// Whether dials wait for peers; no more once all have announced their keys or cannot be reached, and one has, or the time is
+    /// over.
+    pub(super) fn expects_peers(&self) -> bool {
+        let until = self.peers_until.get();
+        until.is_some_and(|until| Instant::now() < *until)
+            && (self.expected_peers.load(Acquire) > 0
+                || self.with_registry(Registry::complete_peers) == 0)
     }
 
     /// All live peers.

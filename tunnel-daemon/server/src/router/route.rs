@@ -1,7 +1,7 @@
 //! The table of live links.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -78,6 +78,8 @@ pub struct Router {
     pub(super) budget: Arc<ProcessBudget>,
     /// Until then dials without an agent wait for a first peer, if this server asks any.
     pub(super) peers_until: OnceLock<Instant>,
+    /// Peers, and names of peers, that have not shown what they have.
+    pub(super) expected_peers: AtomicUsize,
     refusing: AtomicBool,
     cutting: AtomicBool,
     /// Notified when a link is added, removed, retired or revived, falls silent or responds again.
@@ -173,6 +175,7 @@ impl Router {
             limits,
             budget,
             peers_until: OnceLock::new(),
+            expected_peers: AtomicUsize::new(0),
             refusing: AtomicBool::new(false),
             cutting: AtomicBool::new(false),
             changed: Notify::new(),

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::deny::replace;
+use crate::support::balancer::Balancer;
 use crate::support::lanes::ended;
 use crate::support::peers::{PeerFiles, asker, holder, linked};
 use crate::support::wait::{until, within};
@@ -280,8 +281,8 @@ async fn a_server_without_agents_serves_through_its_peers() {
 
 /// A dial that comes before the first peer waits for it, and no longer than three seconds; later ones do not wait at all.
 ///
-/// Limit (times): A dial without an agent at a server that has just started and has peers | waits 3 s for the first peer, in the
-/// first 10 s
+/// Limit (times): A dial without an agent at a server that has just started and has peers | waits 3 s for their keys, in the first
+/// 10 s
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_has_just_started_waits_for_its_first_peer() {
     let files = PeerFiles::new();
@@ -296,6 +297,40 @@ async fn a_server_that_has_just_started_waits_for_its_first_peer() {
     assert!(text.contains("No agent available"), "{text}");
     let waited = since.elapsed();
     assert!(waited >= Duration::from_secs(3), "{waited:?}");
+}
+
+/// A server that has just started waits for each of its peers, and not for the first one alone: the other may have the agent, or one
+/// that comes earlier in the order of strategies.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_has_just_started_waits_for_all_of_its_peers() {
+    let files = PeerFiles::new();
+    let world = holder(&files, &["--proxy-strategies=destHost,default"]).await;
+    // For any destination, and it may dial nothing.
+    let _any = world.agent("any", &["--allow-target=none"]).await;
+    world.links(1).await;
+    let bind = ["--peer-bind=127.0.0.1:0"];
+    let second = asker(&world, &files, "second", &[], &bind).await;
+    let host = ["--agent-identifiers=host=localhost"];
+    let _host = world.agent_of(second.agents.port(), "host", &host).await;
+    until("a link", || second.links() == 1).await;
+    // Its keys come late.
+    let path = Balancer::to(&[second.peers.expect("a port")]).await;
+    path.swallow();
+    let peers = [world.server().peers.expect("a port"), path.address];
+    let front = asker(&world, &files, "front", &peers, &[]).await;
+    linked(&front, 1).await;
+    let (port, _echo) = targets::echo().await;
+    let (socket, target) = (
+        socket(&world, "connect", "front"),
+        format!("localhost:{port}"),
+    );
+    let opening = connect::open(&socket, &target);
+    let thawing = async {
+        tokio::task::yield_now().await;
+        path.thaw();
+    };
+    let (mut stream, ()) = tokio::join!(opening, thawing);
+    connect::echo(&mut stream, b"by the host's own agent").await;
 }
 
 /// A server that leaves says so: new dials go to another one, and its tunnels live on within the grace.
