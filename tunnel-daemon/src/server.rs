@@ -43,8 +43,8 @@ use adit_server::router::{LinkHandle, Router};
 use adit_telemetry::{AditMetrics, ServerMetrics};
 use adit_tunnel::LanePool;
 
-/// Peers hear within this time that a server leaves.
-const PEERS_HEAR_WITHIN: Duration = Duration::from_millis(500);
+/// Peers hear within this time that a server leaves, also busy ones.
+const PEERS_HEAR_WITHIN: Duration = Duration::from_secs(2);
 /// Concurrent client connections and streams: far above any descriptor limit.
 const CLIENT_TASKS_MAX: usize = 400_000;
 /// The address of an agent port that is not there.

