@@ -77,9 +77,10 @@ fn tapped(combo: Combo, pings: u32, server_flags: &[&str]) -> (Stack, Tap) {
     (stack, tap)
 }
 
-/// Opens a tunnel and completes one request. The client sends another request when it reads a line.
+/// Opens a tunnel and completes one request. The client sends another request when it reads a line; what comes before that takes 15 s
+/// on a quiet machine.
 fn held(stack: &Stack) -> Running {
-    let mut client = stack.begin("get http requests=2 pause=true");
+    let mut client = stack.begin("get http requests=2 pause=true timeout=60s");
     client.process().named_event("paused", secs(10));
     client
 }
