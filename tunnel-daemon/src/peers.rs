@@ -14,7 +14,7 @@ use adit_core::registry::{Registry, Strategies};
 use adit_core::wire::identifiers::Identifiers;
 use adit_core::wire::metadata::{AgentHello, Extensions, PeerHello, PeerVersion};
 use anyhow::Context as _;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::budgets::isolation;
@@ -32,7 +32,7 @@ use adit_net::tasks::Tasks;
 use adit_peer::{PeerSettings, PeerState, Peers};
 use adit_server::backend::{
     AgentAuthenticator, AgentAuthorizer, Announcements, Backend, BackendSettings, Forwarding,
-    PeerBackend, tunnels_of_peers,
+    PeerBackend,
 };
 use adit_server::frontend::events::FrontendContext;
 use adit_server::router::{DialLimits, LinkHandle, Router};
@@ -132,16 +132,7 @@ impl Parts<'_> {
                 .clone()
                 .follow(Arc::clone(router), Arc::clone(&askers));
             services.spawn_always("peer-keys", announcing);
-            let tunnels_max = tunnels_of_peers(&process.budget);
-            let forwarding = Forwarding {
-                pending: Arc::new(Semaphore::new(router.limits().pending_max / 2)),
-                tunnels: Arc::new(Semaphore::new(tunnels_max)),
-                tunnels_max,
-                router: Arc::clone(router),
-                clients: Arc::clone(self.clients),
-                tasks: self.clients.tasks.clone(),
-                metrics: process.metrics.clone(),
-            };
+            let forwarding = Forwarding::new(Arc::clone(self.clients), process.metrics.clone());
             let settings = self.backend(&hello, announcements, forwarding, authorizer.clone());
             let backend = Backend::new(
                 Arc::clone(&askers),

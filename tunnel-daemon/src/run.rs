@@ -331,7 +331,7 @@ async fn run_server(plan: &ServerPlan, controls: &Controls) -> anyhow::Result<Ex
     );
     service_manager::ready();
     if plan.agents.port.is_none() {
-        beside_another(&mut signals).await;
+        wait_and_release_startup_code(&mut signals).await;
     } else {
         signals.next().await;
     }
@@ -359,7 +359,7 @@ fn grace(plan: ShutdownPlan) -> Option<Duration> {
 }
 
 /// Waits for a signal, in a small process beside another one: most of what the start needed is not needed again.
-async fn beside_another(signals: &mut Signals) {
+async fn wait_and_release_startup_code(signals: &mut Signals) {
     let rests = async {
         tokio::time::sleep(RESTS_AFTER).await;
         if let Err(error) = give_back_code() {
@@ -390,7 +390,7 @@ async fn run_proxy(plan: &ProxyPlan, controls: &Controls) -> anyhow::Result<Exit
         "proxy is up"
     );
     service_manager::ready();
-    beside_another(&mut signals).await;
+    wait_and_release_startup_code(&mut signals).await;
     tracing::info!("signal received: shutting down");
     service_manager::stopping();
     let stopped = async {

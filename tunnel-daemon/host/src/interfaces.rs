@@ -11,8 +11,7 @@ const NETWORK_BITS_MIN: u8 = 8;
 /// All addresses, loopback included; empty where /proc is not mounted.
 #[must_use]
 pub fn local_addresses() -> Vec<IpAddr> {
-    let v4 = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
-    let v6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    let [v4, v6] = lists();
     let mut all: Vec<IpAddr> = in_trie(&v4).into_iter().map(IpAddr::from).collect();
     all.extend(in_list(&v6).into_iter().map(IpAddr::from));
     all
@@ -21,11 +20,16 @@ pub fn local_addresses() -> Vec<IpAddr> {
 /// The networks of all interfaces: hosts that are reached without a router, this one included; empty where /proc is not mounted.
 #[must_use]
 pub fn local_networks() -> Vec<IpNet> {
-    let v4 = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
-    let v6 = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+    let [v4, v6] = lists();
     let mut all: Vec<IpNet> = networks_in_trie(&v4).into_iter().map(IpNet::from).collect();
     all.extend(networks_in_list(&v6).into_iter().map(IpNet::from));
     all
+}
+
+/// The kernel's lists of both families.
+fn lists() -> [String; 2] {
+    ["/proc/net/fib_trie", "/proc/net/if_inet6"]
+        .map(|file| fs::read_to_string(file).unwrap_or_default())
 }
 
 /// The index of an interface, by its name; `None` for an interface without an IPv6 address.

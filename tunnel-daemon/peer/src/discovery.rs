@@ -56,8 +56,7 @@ impl Known {
     ) -> Vec<IpAddr> {
         let mut outside = Vec::new();
         for ip in addresses.iter().map(IpAddr::to_canonical) {
-            let is_inside = self.networks.iter().any(|network| network.contains(&ip));
-            if !is_inside {
+            if !is_inside(&self.networks, ip) {
                 outside.push(ip);
                 continue;
             }
@@ -86,6 +85,13 @@ impl Known {
     pub(crate) fn targets(&self) -> impl Iterator<Item = &PeerTarget> {
         self.targets.keys()
     }
+}
+
+/// Whether an address that discovery names may be called: it is inside one of the networks of `--peer-network`.
+#[must_use]
+pub fn is_inside(networks: &[IpNet], ip: IpAddr) -> bool {
+    let ip = ip.to_canonical();
+    networks.iter().any(|network| network.contains(&ip))
 }
 
 /// Resolves any name to one address: a connector then calls it, and expects a certificate of the name.

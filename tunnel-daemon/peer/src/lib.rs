@@ -10,6 +10,6 @@ mod link;
 mod opener;
 mod peers;
 
-pub use discovery::Fixed;
+pub use discovery::{Fixed, is_inside};
 pub use link::LANES_MAX;
 pub use peers::{PeerSettings, PeerState, PeerView, Peers};

@@ -244,7 +244,7 @@ pub(crate) async fn run(
 }
 
 /// A peer that has answered.
-struct Found {
+struct AnsweredPeer {
     opened: Opened,
     hello: PeerHello,
     certificate: PeerCertificate,
@@ -276,7 +276,7 @@ async fn connect(
     shared: &Shared,
     connector: &ServerConnector,
     address: &ServerAddress,
-) -> Result<Found, PeerError> {
+) -> Result<AnsweredPeer, PeerError> {
     let Connected { stream, authority } = connector.connect(address).await?;
     let certificate = PeerCertificate::of(&stream, address)?;
     let socket = stream
@@ -303,7 +303,7 @@ async fn connect(
             ours: settings.group.clone(),
         });
     }
-    Ok(Found {
+    Ok(AnsweredPeer {
         opened,
         hello,
         certificate,
@@ -315,11 +315,11 @@ async fn keep(
     shared: &Shared,
     connector: &ServerConnector,
     address: &ServerAddress,
-    (found, expected): (Found, Option<ExpectedPeer>),
+    (found, expected): (AnsweredPeer, Option<ExpectedPeer>),
     replaced: &CancellationToken,
     state: &watch::Sender<PeerState>,
 ) -> PeerError {
-    let Found {
+    let AnsweredPeer {
         opened,
         certificate,
         ..

@@ -88,9 +88,9 @@ async fn places(
                 continue;
             }
         };
-        let is_inside = |ip: &IpAddr| peers.networks.iter().any(|network| network.contains(ip));
         let found = found.iter().map(IpAddr::to_canonical);
-        let (inside, outside): (Vec<IpAddr>, Vec<IpAddr>) = found.partition(is_inside);
+        let (inside, outside): (Vec<IpAddr>, Vec<IpAddr>) =
+            found.partition(|ip| adit_peer::is_inside(&peers.networks, *ip));
         if !outside.is_empty() {
             lines.push(degraded(
                 format!(

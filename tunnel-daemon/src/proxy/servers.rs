@@ -165,14 +165,15 @@ impl Servers {
             let attempt = asked.add(&server.name, None);
             let was_ready = ready.is_some();
             let share = until.saturating_duration_since(Instant::now()) / 2;
-            let connected = match ready.take() {
-                Some((_at, stream)) => Ok(Ok(stream)),
-                None if order.len() == 0 => Ok(self.connect(server, share).await),
-                None => tokio::time::timeout(share, self.connect(server, share)).await,
+            let within = match order.len() {
+                0 => CONNECT_WITHIN,
+                _others => share.min(CONNECT_WITHIN),
             };
-            let is_late = connected.is_err();
-            let late = |_elapsed| Err(server.gives_no_answer());
-            let opened = match connected.unwrap_or_else(late) {
+            let connected = match ready.take() {
+                Some((_at, stream)) => Ok(stream),
+                None => self.connect(server, share, within).await,
+            };
+            let opened = match connected {
                 Ok(stream) => self.through(server, stream, target, share).await,
                 Err(failure) => Err(failure),
             };
@@ -184,7 +185,7 @@ impl Servers {
                 Err(failure) => failure,
             };
             asked.failed(attempt, &failure);
-            if was_ready && !is_late && matches!(failure, DialFailure::NoServer(_)) {
+            if was_ready && matches!(failure, DialFailure::NoServer(_)) {
                 // It was closed while it waited: the same server gets another connection.
                 continue;
             }
@@ -192,8 +193,7 @@ impl Servers {
                 server.answered();
                 return Err(self.quoted(server, target, failure));
             }
-            // One that is late is marked by its `Patience`.
-            if !is_late && failure.is_of_the_server() {
+            if failure.is_of_the_server() {
                 server.has_failed(&failure);
             }
             told = match told {
@@ -217,17 +217,23 @@ impl Servers {
         }
     }
 
-    async fn connect(&self, server: &Server, share: Duration) -> Result<ByteStream, DialFailure> {
+    /// Connects; a server that takes no connection for much of the dial's `share` is asked last afterwards.
+    async fn connect(
+        &self,
+        server: &Server,
+        share: Duration,
+        within: Duration,
+    ) -> Result<ByteStream, DialFailure> {
         let patience = Patience::new(server, share.min(CONNECT_PATIENCE), Awaited::Connection);
         let connecting = self.connector.connect_client(&server.address);
-        let connected = tokio::time::timeout(CONNECT_WITHIN, connecting).await;
+        let connected = tokio::time::timeout(within, connecting).await;
         patience.ends();
         match connected {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(DialFailure::NoServer(error.to_string())),
             Err(_elapsed) => {
-                let (address, seconds) = (&server.address, CONNECT_WITHIN.as_secs());
-                let why = format!("{address} took no connection within {seconds} s");
+                let (address, seconds) = (&server.address, within.as_secs_f32());
+                let why = format!("{address} took no connection within {seconds:.1} s");
                 Err(DialFailure::NoServer(why))
             }
         }
@@ -314,7 +320,7 @@ impl Servers {
             let Some(server) = this.servers.get(at) else {
                 return;
             };
-            let connected = this.connect(server, CONNECT_WITHIN).await;
+            let connected = this.connect(server, CONNECT_WITHIN, CONNECT_WITHIN).await;
             drop(opening);
             match connected {
                 Ok(stream) => {

@@ -68,7 +68,7 @@ struct Peer {
     keys: usize,
     is_complete: bool,
     /// It has lost its keys to others.
-    is_over: bool,
+    is_displaced: bool,
     /// Changes that it may still send at once, as of a moment.
     changes_left: (u64, Moment),
 }
@@ -193,7 +193,7 @@ impl Peers {
         let Some(peer) = self.slots.get_mut(slot).and_then(Option::as_mut) else {
             return Ok(());
         };
-        if peer.is_over || has_most(peer) {
+        if peer.is_displaced || has_most(peer) {
             return Err(PeerExcess::Keys);
         }
         let known = self.entries.get_mut(&hash);
@@ -297,7 +297,7 @@ impl Peers {
         };
         self.remove_keys(largest);
         if let Some(peer) = self.slots.get_mut(largest).and_then(Option::as_mut) {
-            (peer.keys, peer.is_over) = (0, true);
+            (peer.keys, peer.is_displaced) = (0, true);
             self.displaced = Some(peer.link);
         }
     }
@@ -360,7 +360,7 @@ impl Registry {
             link,
             keys: 0,
             is_complete: false,
-            is_over: false,
+            is_displaced: false,
             changes_left: (CHANGES_AT_ONCE, Moment::default()),
         };
         match peers.slots.get_mut(slot) {
@@ -399,7 +399,7 @@ impl Registry {
         let Some(peer) = slot.and_then(|slot| self.peers.slots.get_mut(slot)?.as_mut()) else {
             return Ok(());
         };
-        if peer.is_over {
+        if peer.is_displaced {
             return Err(PeerExcess::Keys);
         }
         let (left, since) = peer.changes_left;

@@ -1,13 +1,14 @@
 //! Tunnels that peers open for their clients: each is dialled through an agent of this server, or not at all.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use adit_core::failure::DialFailure;
 use adit_core::ids::{AgentId, ServerId};
 use adit_core::lane::{OpenRequest, RefusalCode};
 use adit_core::peer::Forward;
-use adit_core::session::{ProcessBudget, Promise, TunnelKind};
+use adit_core::session::{Promise, TunnelKind};
 use tokio::sync::Semaphore;
 
 use crate::backend::node::AgentDoors;
@@ -15,7 +16,6 @@ use crate::frontend::events::FrontendContext;
 use crate::owner::owner_hash;
 use crate::router::{AskedAgents, NotForwarded, Router};
 use adit_net::source_quota::Source;
-use adit_net::tasks::Tasks;
 use adit_telemetry::labels::{
     ClientDialect, DialFailureReason, DialReason, Driver, DriverReason, EndClass, EndReason,
     Engine, Label as _, Offence, OpenedBy, Path, PeerDial, PeerDirection,
@@ -30,29 +30,62 @@ const PENDING_MAX: usize = 1024;
 /// Bytes that a forwarded tunnel is promised: it has a socket at both ends.
 const PROMISED_BYTES: u64 = 2 * TunnelKind::Socket.promised_bytes();
 
-/// Most tunnels of all peers: half of the memory is for this server's own clients.
-#[must_use]
-pub fn tunnels_of_peers(budget: &ProcessBudget) -> usize {
-    let tunnels = budget.tunnels_in_half(PROMISED_BYTES);
-    tunnels.map_or(Semaphore::MAX_PERMITS, |it| it.min(Semaphore::MAX_PERMITS))
+/// Places for dials that have no answer yet, and for tunnels.
+struct Places {
+    pending: Arc<Semaphore>,
+    tunnels: Arc<Semaphore>,
+}
+
+impl Places {
+    fn new(pending: usize, tunnels: usize) -> Self {
+        let [pending, tunnels] = [pending, tunnels]
+            .map(|places| Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS))));
+        Self { pending, tunnels }
+    }
 }
 
 /// Opens tunnels for peers.
 pub struct Forwarding {
-    /// Dials of all peers that have no answer yet: half of what this server takes, so that its own clients have the rest.
-    pub pending: Arc<Semaphore>,
-    /// Tunnels of all peers: what half of the memory can be promised to.
-    pub tunnels: Arc<Semaphore>,
-    /// Their number.
-    pub tunnels_max: usize,
+    /// Of all peers: half of the dials that this server takes, and of its memory. Its own clients have the rest.
+    of_all: Places,
+    /// Of each peer over all of its links, while it has one.
+    of_each: Mutex<HashMap<ServerId, Weak<Places>>>,
+    tunnels_max: usize,
     /// The agents of this server.
-    pub router: Arc<Router>,
-    /// This server's own rules for clients, which hold for forwarded dials, too.
-    pub clients: Arc<FrontendContext>,
-    /// Runs the tunnels.
-    pub tasks: Tasks,
-    /// Counters.
-    pub metrics: AditMetrics,
+    router: Arc<Router>,
+    /// This server's own rules for clients, which hold for forwarded dials, too. Their tasks run the tunnels.
+    clients: Arc<FrontendContext>,
+    metrics: AditMetrics,
+}
+
+impl Forwarding {
+    /// Forwards to the agents that these clients dial through.
+    #[must_use]
+    pub fn new(clients: Arc<FrontendContext>, metrics: AditMetrics) -> Self {
+        let router = Arc::clone(&clients.router);
+        let tunnels_max = router.budget().tunnels_in_half(PROMISED_BYTES);
+        let tunnels_max = tunnels_max.unwrap_or(Semaphore::MAX_PERMITS);
+        Self {
+            of_all: Places::new(router.limits().pending_max / 2, tunnels_max),
+            of_each: Mutex::default(),
+            tunnels_max,
+            router,
+            clients,
+            metrics,
+        }
+    }
+
+    /// The places of one peer: half of those of all peers, so that others have the rest.
+    fn places_of(&self, peer: &ServerId) -> Arc<Places> {
+        let mut of_each = self.of_each.lock().unwrap_or_else(PoisonError::into_inner);
+        of_each.retain(|_, places| places.strong_count() > 0);
+        if let Some(places) = of_each.get(peer).and_then(Weak::upgrade) {
+            return places;
+        }
+        let places = Arc::new(Places::new(PENDING_MAX, self.tunnels_max.div_ceil(2)));
+        of_each.insert(peer.clone(), Arc::downgrade(&places));
+        places
+    }
 }
 
 impl AgentDoors for Forwarding {
@@ -62,16 +95,13 @@ impl AgentDoors for Forwarding {
         identity: &AgentIdentity,
         _source: &Source,
     ) -> Option<Arc<dyn AgentOpens>> {
-        let certificate = identity.certificate()?.clone();
-        let series = self.metrics.peer(agent.as_str(), PeerDirection::From);
-        let share = self.tunnels_max.div_ceil(2);
+        let peer = ServerId::new(agent.as_str());
         Some(Arc::new(PeerDoor {
-            certificate,
+            certificate: identity.certificate()?.clone(),
+            places: self.places_of(&peer),
+            series: self.metrics.peer(agent.as_str(), PeerDirection::From),
             forwarding: self,
-            peer: ServerId::new(agent.as_str()),
-            pending: Arc::new(Semaphore::new(PENDING_MAX)),
-            tunnels: Arc::new(Semaphore::new(share)),
-            series,
+            peer,
         }))
     }
 }
@@ -81,9 +111,8 @@ struct PeerDoor {
     certificate: Certificate,
     forwarding: Arc<Forwarding>,
     peer: ServerId,
-    pending: Arc<Semaphore>,
-    /// Its tunnels: half of those of all peers, so that others have the rest.
-    tunnels: Arc<Semaphore>,
+    /// Of the peer.
+    places: Arc<Places>,
     series: Arc<PeerSeries>,
 }
 
@@ -109,38 +138,42 @@ impl AgentOpens for PeerDoor {
             Ok(forward) => forward,
             Err(error) => return self.offence(open, &error.to_string()),
         };
-        let pending = Arc::clone(&self.pending).try_acquire_owned();
-        let of_all = Arc::clone(&self.forwarding.pending).try_acquire_owned();
-        let (Ok(permit), Ok(of_all)) = (pending, of_all) else {
+        let [of_peer, of_all] = [&*self.places, &self.forwarding.of_all];
+        let pending = Arc::clone(&of_peer.pending).try_acquire_owned();
+        let pending_of_all = Arc::clone(&of_all.pending).try_acquire_owned();
+        let (Ok(pending), Ok(pending_of_all)) = (pending, pending_of_all) else {
             self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "too many forwarded dials are pending");
         };
-        let of_peer = Arc::clone(&self.tunnels).try_acquire_owned();
-        let of_peers = Arc::clone(&self.forwarding.tunnels).try_acquire_owned();
-        let (Some(promise), Ok(of_peer), Ok(of_peers)) = (open.promise(), of_peer, of_peers) else {
+        let tunnel = Arc::clone(&of_peer.tunnels).try_acquire_owned();
+        let of_all = Arc::clone(&of_all.tunnels).try_acquire_owned();
+        let (Some(promise), Ok(tunnel), Ok(of_all)) = (open.promise(), tunnel, of_all) else {
             self.series.dial(PeerDial::Refused);
             return open.refuse(RefusalCode::Limit, "this server is short of memory");
         };
         let certificate = self.certificate.clone();
-        let series = Arc::clone(&self.series);
-        let mut record = Record::new(&self.forwarding, &self.peer, &forward, open.request());
+        let (series, places) = (Arc::clone(&self.series), Arc::clone(&self.places));
+        let mut record =
+            ForwardedRecord::new(&self.forwarding, &self.peer, &forward, open.request());
         let serving = async move {
-            let _places = (of_peer, of_peers);
+            // The peer's places, too: its next link finds those that its tunnels still hold.
+            let _places = (tunnel, of_all, places);
             // Boxed: a dial's state is large, and the tunnel that follows may live for days.
             let dialing = Box::pin(record.dial(open, forward, (&certificate, promise), &series));
             let joined = dialing.await;
             if let Some(joined) = joined {
-                drop((permit, of_all));
+                drop((pending, pending_of_all));
                 record.ended(joined.await);
             }
         };
         // A refused task drops the OPEN, which answers it.
-        let _full = self.forwarding.tasks.spawn("forwarded-tunnel", serving);
+        let tasks = &self.forwarding.clients.tasks;
+        let _full = tasks.spawn("forwarded-tunnel", serving);
     }
 }
 
 /// A forwarded dial and its tunnel, until their access event is written.
-struct Record {
+struct ForwardedRecord {
     forwarding: Arc<Forwarding>,
     peer: ServerId,
     /// What the peer says of its client.
@@ -149,11 +182,11 @@ struct Record {
     destination: String,
     since: Instant,
     asked: AskedAgents,
-    open: Option<Open>,
+    open: Option<OpenForwarded>,
 }
 
 /// An open tunnel.
-struct Open {
+struct OpenForwarded {
     agent: AgentId,
     principal: Option<Arc<str>>,
     path: Path,
@@ -161,7 +194,7 @@ struct Open {
     since: Instant,
 }
 
-impl Record {
+impl ForwardedRecord {
     fn new(
         forwarding: &Arc<Forwarding>,
         peer: &ServerId,
@@ -242,7 +275,7 @@ impl Record {
                 let mut to_peer = open.accept()?.of_peer(Arc::clone(series));
                 to_peer.keep(promise);
                 series.dial(PeerDial::Opened);
-                self.open = Some(Open {
+                self.open = Some(OpenForwarded {
                     agent: opened.agent,
                     principal: opened.principal,
                     path,
@@ -313,7 +346,7 @@ impl Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for ForwardedRecord {
     fn drop(&mut self) {
         self.over((0, 0), EndReason::of_drop());
     }
@@ -356,4 +389,54 @@ pub fn failure(code: RefusalCode, text: String) -> Option<DialFailure> {
         | RefusalCode::Refused
         | RefusalCode::NotFound => DialFailure::Target(text),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use adit_core::registry::Registry;
+    use adit_core::session::{MemoryBounds, ProcessBudget};
+    use adit_telemetry::ServerMetrics;
+
+    use super::*;
+    use crate::router::DialLimits;
+
+    /// Limit (memory): Tunnels that one other server forwards, over all of its links | half of those of all
+    #[tokio::test]
+    async fn a_peer_has_half_of_the_tunnels_of_all_peers_over_all_its_links() {
+        let bounds = MemoryBounds {
+            room_bytes: 2 * 10 * PROMISED_BYTES,
+            growth_bytes: 1 << 20,
+            counts_tcp: false,
+        };
+        let budget = ProcessBudget::new(1 << 20).with_bounds(Some(bounds));
+        let limits = DialLimits {
+            pending_max: 64,
+            timeout: None,
+            dead_after: Duration::from_secs(8),
+        };
+        let registry = Registry::new("default".parse().unwrap());
+        let mut clients = FrontendContext::for_tests();
+        Arc::get_mut(&mut clients).unwrap().router =
+            Router::within(registry, limits, Arc::new(budget));
+        let metrics = ServerMetrics::new(&["default"]).adit().clone();
+        let forwarding = Forwarding::new(clients, metrics);
+        let free = |places: &Places| {
+            [&places.pending, &places.tunnels].map(|places| places.available_permits())
+        };
+        assert_eq!(free(&forwarding.of_all), [32, 10]);
+        let [one, other] = ["one", "other"].map(ServerId::new);
+        let first = forwarding.places_of(&one);
+        assert_eq!(free(&first), [PENDING_MAX, 5]);
+        let held = Arc::clone(&first.tunnels).try_acquire_owned().unwrap();
+        let second = forwarding.places_of(&one);
+        assert_eq!(
+            free(&second),
+            [PENDING_MAX, 4],
+            "another link of the same peer"
+        );
+        assert_eq!(free(&forwarding.places_of(&other)), [PENDING_MAX, 5]);
+        drop((first, second, held));
+        assert_eq!(free(&forwarding.places_of(&one)), [PENDING_MAX, 5]);
+        assert_eq!(forwarding.of_each.lock().unwrap().len(), 1);
+    }
 }

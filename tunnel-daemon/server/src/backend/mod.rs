@@ -14,7 +14,7 @@ mod service;
 pub use admission::AgentAuthenticator;
 pub use announcements::{Announcements, changes};
 pub use authorizer::{AgentAuthorizer, check_deny_list};
-pub use forwarding::{Forwarding, failure, tunnels_of_peers};
+pub use forwarding::{Forwarding, failure};
 pub use link::LinkSettings;
 pub use node::{AgentDoors, DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
 pub use service::{Backend, BackendSettings, PeerBackend};

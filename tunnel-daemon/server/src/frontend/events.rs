@@ -299,7 +299,9 @@ impl ClientTunnel {
 
     /// A dial of this client starts. The dial records the agents it asks in the returned list.
     pub fn dialing(&mut self, address: &str, client: &ClientAccess) -> AskedAgents {
-        self.asked = AskedAgents::of_client(client.name());
+        if let Some(name) = client.name() {
+            self.asked.set_client(name);
+        }
         cut(address).clone_into(&mut self.destination);
         self.dial_started = Instant::now();
         self.pending = Some(self.context.metrics.pending_backend_dials.used().guard());

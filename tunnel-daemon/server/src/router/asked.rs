@@ -46,13 +46,9 @@ struct AskedAgent {
 }
 
 impl AskedAgents {
-    /// Nobody yet, for the client of this name.
-    #[must_use]
-    pub fn of_client(client: Option<Arc<str>>) -> Self {
-        Self(Arc::new(Mutex::new(AskedList {
-            client,
-            ..AskedList::default()
-        })))
+    /// The dial is for the client of this name.
+    pub fn set_client(&self, client: Arc<str>) {
+        self.lock().client = Some(client);
     }
 
     /// The client's name; empty if it has none.
