@@ -19,10 +19,10 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::connect::read_head;
 use crate::support::socks5::{ask, echo, hello};
-use crate::support::targets;
 use crate::support::tls;
 use crate::support::wait::{until, within};
 use crate::support::world::{World, proxy_plan, scraped, server_plan};
+use crate::support::{ports, targets};
 
 /// A frontend of a server for proxies.
 const FOR_PROXIES: [&str; 4] = [
@@ -343,7 +343,8 @@ async fn a_dial_without_an_answer_is_pending_in_the_status() {
 async fn a_server_that_restarts_costs_no_dial_behind_its_start() {
     let (port, _target) = targets::echo().await;
     let (world, _agent) = linked(&[], &[]).await;
-    let held = server_at(&world, "-b.sock", 0).await;
+    // No outgoing connection takes it while the server is away.
+    let held = server_at(&world, "-b.sock", ports::free()).await;
     let at = held.frontends[0];
     let agent = world.agent_of(held.agents.port(), "agent-2", &[]).await;
     until("its agent", || held.links() == 1).await;
