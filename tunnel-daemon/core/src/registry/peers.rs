@@ -146,6 +146,12 @@ impl Peers {
         [self.lengths.len(), self.mixed.len()]
     }
 
+    /// Bytes of the table of keys, with a byte of control for each of its places, of which an eighth stays free.
+    #[cfg(test)]
+    pub(super) fn bytes(&self) -> usize {
+        self.entries.capacity() * 8 / 7 * (size_of::<(u64, Entry)>() + 1)
+    }
+
     /// A peer of this stage that has the key: of this server's zone if there is one, chosen by `draw`.
     pub(super) fn pick(
         &self,

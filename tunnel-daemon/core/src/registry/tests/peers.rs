@@ -546,3 +546,24 @@ fn a_peer_stands_in_for_an_agent_that_fell_silent_here() {
     world.says(PEER, "", ready(0));
     assert!(world.0.a_peer_serves(Strategy::Default));
 }
+
+/// Both of the others have links of all agents. The server's own list of what it announces comes on top.
+#[test]
+fn three_keys_of_five_thousand_agents_take_two_mebibytes() {
+    const MIB: usize = 1 << 20;
+    let mut world = World::new("destHost,destCIDR,default");
+    for peer in [PEER, PEER + 1] {
+        world.peer(peer, &[]);
+        for agent in 0..5_000 {
+            let (high, low) = (agent / 250, agent % 250);
+            world.says(peer, &format!("host=node-{agent}.example"), ready(agent));
+            world.says(peer, &format!("host=10.0.{high}.{low}"), ready(agent));
+            world.says(peer, &format!("cidr=10.{high}.{low}.0/24"), ready(agent));
+        }
+    }
+    assert_eq!(world.0.peers.remains(), [1, 0]);
+    let bytes = world.0.peers.bytes();
+    assert!((MIB / 2..2 * MIB).contains(&bytes), "{bytes}");
+    let announced = 15_000 * size_of::<(Scope, PeerKey)>();
+    assert!(announced < MIB, "{announced}");
+}
