@@ -86,14 +86,14 @@ fn request_in_flight_survives_a_second_agent_with_the_same_id(combo: Combo) {
 rows!(request_in_flight_survives_a_second_agent_with_the_same_id: both);
 
 /// A TCP load balancer that distributes connections round-robin.
-struct Balancer {
-    port: u16,
+pub(super) struct Balancer {
+    pub(super) port: u16,
     backends: Arc<Mutex<Vec<u16>>>,
     taken: Arc<AtomicUsize>,
 }
 
 impl Balancer {
-    fn start(backends: Vec<u16>) -> Self {
+    pub(super) fn start(backends: Vec<u16>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         let address = listener.local_addr().expect("a listener has an address");
         let backends = Arc::new(Mutex::new(backends));

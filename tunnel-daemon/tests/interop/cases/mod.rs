@@ -10,6 +10,7 @@ mod hostile_clients;
 mod isolation;
 mod lag;
 mod node_side;
+mod peers;
 mod proxy_clients;
 mod shutdown;
 mod skew;

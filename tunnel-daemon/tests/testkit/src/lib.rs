@@ -7,6 +7,7 @@ pub mod cgroup;
 pub mod confined;
 pub mod go;
 pub mod http;
+pub mod peers;
 pub mod platforms;
 pub mod ports;
 pub mod process;
