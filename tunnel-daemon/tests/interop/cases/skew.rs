@@ -1,4 +1,4 @@
-//! Client libraries of older releases, as in the kube-apiserver of an older control plane.
+//! Client libraries of other releases, as in the kube-apiserver of an older or newer control plane.
 //!
 //! Only the gRPC dialect has such a library. Older agents and servers are rows of the other tests.
 
@@ -50,17 +50,35 @@ fn assert_serves_clients_of(combo: Combo, release: Release) {
     stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
 }
 
-/// Upstream (tunnels): Clients with the library of 0.34.0 and 0.30.3 are served, and learn why a dial failed.
+/// Upstream (tunnels): Clients with the library of 0.37.0, 0.34.0 and 0.30.3 are served, and learn why a dial failed.
 fn clients_of_v0_34_0_are_served(combo: Combo) {
     assert_serves_clients_of(combo, Release::V0340);
 }
 rows!(clients_of_v0_34_0_are_served: go_go adit_go adit_adit adit_aditlink);
 
-/// Upstream (tunnels): Clients with the library of 0.34.0 and 0.30.3 are served, and learn why a dial failed.
+/// Upstream (tunnels): Clients with the library of 0.37.0, 0.34.0 and 0.30.3 are served, and learn why a dial failed.
 fn clients_of_v0_30_3_are_served(combo: Combo) {
     assert_serves_clients_of(combo, Release::V0303);
 }
 rows!(clients_of_v0_30_3_are_served: go_go adit_go adit_adit adit_aditlink);
+
+/// Upstream (tunnels): Clients with the library of 0.37.0, 0.34.0 and 0.30.3 are served, and learn why a dial failed.
+fn clients_of_v0_37_0_are_served(combo: Combo) {
+    assert_serves_clients_of(combo, Release::V0370);
+}
+rows!(clients_of_v0_37_0_are_served: go_go adit_go adit_adit);
+
+/// The library of 0.37.0 has a connection that opens a stream for each tunnel.
+fn tunnels_of_one_connection_are_served(combo: Combo) {
+    let stack = Stack::start(combo);
+    let client = stack.client("concurrent", "http").on(Release::V0370);
+    let client = client.flag("reuse", true).flag("tunnels", 200);
+    let report = client.flag("requests", 5).run().good();
+    assert_eq!(report.number("good"), 1_000.0);
+    stack.await_server_metric("established_connections", &[], 0.0);
+    stack.await_agent_metric("open_endpoint_connections", &[], 0.0);
+}
+rows!(tunnels_of_one_connection_are_served: go_go adit_go adit_adit);
 
 /// Checks a target that refuses, and a server without agents.
 fn assert_tells_clients_of(combo: Combo, release: Release) {
@@ -81,13 +99,19 @@ fn assert_tells_clients_of(combo: Combo, release: Release) {
     stack.await_server_metric("dial_failure_count", &[("reason", "error_response")], 1.0);
 }
 
-/// Upstream (tunnels): Clients with the library of 0.34.0 and 0.30.3 are served, and learn why a dial failed.
+/// Upstream (tunnels): Clients with the library of 0.37.0, 0.34.0 and 0.30.3 are served, and learn why a dial failed.
 fn clients_of_v0_34_0_are_told_why_a_dial_failed(combo: Combo) {
     assert_tells_clients_of(combo, Release::V0340);
 }
 rows!(clients_of_v0_34_0_are_told_why_a_dial_failed: go_go adit_go adit_adit);
 
-/// Upstream (tunnels): Clients with the library of 0.34.0 and 0.30.3 are served, and learn why a dial failed.
+/// Upstream (tunnels): Clients with the library of 0.37.0, 0.34.0 and 0.30.3 are served, and learn why a dial failed.
+fn clients_of_v0_37_0_are_told_why_a_dial_failed(combo: Combo) {
+    assert_tells_clients_of(combo, Release::V0370);
+}
+rows!(clients_of_v0_37_0_are_told_why_a_dial_failed: go_go adit_go);
+
+/// Upstream (tunnels): Clients with the library of 0.37.0, 0.34.0 and 0.30.3 are served, and learn why a dial failed.
 fn clients_of_v0_30_3_are_told_why_a_dial_failed(combo: Combo) {
     assert_tells_clients_of(combo, Release::V0303);
 }

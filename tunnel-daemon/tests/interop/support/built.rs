@@ -8,7 +8,7 @@ use super::wait::is_nightly;
 /// Whether this run includes the release: all of them, unless `INTEROP_OLDER` names one older release.
 fn has(release: Release) -> bool {
     let name = match release {
-        Release::V0360 => return true,
+        Release::V0360 | Release::V0370 => return true,
         Release::V0340 => "v0.34.0",
         Release::V0303 => "v0.30.3",
     };
@@ -21,7 +21,7 @@ fn programs_are_built() {
     if toolchain().is_none() {
         return;
     }
-    let mut programs = vec![Program::Peer];
+    let mut programs = vec![Program::Peer, Program::OtherPeer(Release::V0370)];
     if is_nightly() {
         programs.push(Program::Suite);
     }
@@ -29,7 +29,7 @@ fn programs_are_built() {
         if has(release) {
             programs.extend([Program::Server(release), Program::Agent(release)]);
             if release != Release::V0360 {
-                programs.push(Program::OldPeer(release));
+                programs.push(Program::OtherPeer(release));
             }
         }
     }

@@ -46,7 +46,7 @@ impl<'a> Peer<'a> {
 
     /// Uses the client library of this release.
     pub(crate) fn on(mut self, release: Release) -> Self {
-        self.program = Program::OldPeer(release);
+        self.program = Program::OtherPeer(release);
         self
     }
 

@@ -19,6 +19,8 @@ pub enum Release {
     V0340,
     /// Older release: it has no DRAIN.
     V0303,
+    /// Newer client library, with a tunnel that is used again.
+    V0370,
 }
 
 /// A program of the Go modules beside these tests.
@@ -31,7 +33,7 @@ pub enum Program {
     /// Our own clients, targets and stubs.
     Peer,
     /// Our peer program, built with the client library of this release. Its other dependencies are unchanged.
-    OldPeer(Release),
+    OtherPeer(Release),
 }
 
 impl Program {
@@ -40,7 +42,7 @@ impl Program {
             Self::Server(_) => "sigs.k8s.io/apiserver-network-proxy/cmd/server",
             Self::Agent(_) => "sigs.k8s.io/apiserver-network-proxy/cmd/agent",
             Self::Suite => "sigs.k8s.io/apiserver-network-proxy/tests",
-            Self::Peer | Self::OldPeer(_) => "./cmd/peer",
+            Self::Peer | Self::OtherPeer(_) => "./cmd/peer",
         }
     }
 
@@ -50,10 +52,13 @@ impl Program {
             Self::Server(Release::V0360)
             | Self::Agent(Release::V0360)
             | Self::Peer
-            | Self::OldPeer(_) => go,
+            | Self::OtherPeer(_) => go,
             Self::Suite => go.join("suite"),
             Self::Server(Release::V0340) | Self::Agent(Release::V0340) => go.join("v0.34.0"),
             Self::Server(Release::V0303) | Self::Agent(Release::V0303) => go.join("v0.30.3"),
+            Self::Server(Release::V0370) | Self::Agent(Release::V0370) => {
+                unreachable!("of 0.37.0 the client library is tested")
+            }
         }
     }
 
@@ -63,16 +68,17 @@ impl Program {
             Self::Agent(release) => format!("agent-{release:?}").to_lowercase(),
             Self::Suite => "suite".to_owned(),
             Self::Peer => "peer".to_owned(),
-            Self::OldPeer(release) => format!("peer-{release:?}").to_lowercase(),
+            Self::OtherPeer(release) => format!("peer-{release:?}").to_lowercase(),
         }
     }
 
     /// Flag of `go` that replaces the folder's `go.mod`.
     fn modules(self) -> Option<&'static str> {
         match self {
-            Self::OldPeer(Release::V0340) => Some("-modfile=client-v0.34.0.mod"),
-            Self::OldPeer(Release::V0303) => Some("-modfile=client-v0.30.3.mod"),
-            Self::OldPeer(Release::V0360)
+            Self::OtherPeer(Release::V0340) => Some("-modfile=client-v0.34.0.mod"),
+            Self::OtherPeer(Release::V0303) => Some("-modfile=client-v0.30.3.mod"),
+            Self::OtherPeer(Release::V0370) => Some("-modfile=client-v0.37.0.mod"),
+            Self::OtherPeer(Release::V0360)
             | Self::Server(_)
             | Self::Agent(_)
             | Self::Suite
@@ -84,7 +90,8 @@ impl Program {
     fn recipe(self) -> &'static [&'static str] {
         match self {
             Self::Suite => &["test", "-c"],
-            Self::Server(_) | Self::Agent(_) | Self::Peer | Self::OldPeer(_) => &["build"],
+            Self::OtherPeer(Release::V0370) => &["build", "-tags=reusable"],
+            Self::Server(_) | Self::Agent(_) | Self::Peer | Self::OtherPeer(_) => &["build"],
         }
     }
 }
@@ -177,7 +184,7 @@ fn fingerprint(go: &Path, program: Program, folder: &Path) -> u64 {
         .expect("go runs")
         .stdout;
     version.hash(&mut hasher);
-    if matches!(program, Program::Peer | Program::OldPeer(_)) {
+    if matches!(program, Program::Peer | Program::OtherPeer(_)) {
         hash_files(folder, &mut hasher);
     } else {
         for name in ["go.mod", "go.sum"] {

@@ -34,9 +34,42 @@ type Dialer struct {
 	Authority string
 	// TunnelContext bounds the life of each gRPC tunnel; nil means no bound, as kube-apiserver has it.
 	TunnelContext context.Context
+	// Reused, unless it is nil, opens gRPC tunnels on one connection.
+	Reused *Reused
 	// Failed, unless it is nil, is called when the dial of a gRPC tunnel has failed, with what is closed once that tunnel has
 	// ended; its context ends afterwards.
 	Failed func(done <-chan struct{})
+}
+
+// reusable is a connection that opens a tunnel for each dial.
+type reusable interface {
+	DialContext(ctx context.Context, protocol, address string) (net.Conn, error)
+	Close() error
+}
+
+// openReusable connects; nil where the client library has no tunnel that is used again.
+var openReusable func(ctx context.Context, d Dialer) (reusable, error)
+
+// Reused is one connection for many gRPC tunnels.
+type Reused struct {
+	connection reusable
+}
+
+// Reuse connects to the socket.
+func (d Dialer) Reuse(ctx context.Context) (*Reused, error) {
+	if openReusable == nil {
+		return nil, errors.New("this client library has no tunnel that is used again: v0.37.0 does")
+	}
+	connection, err := openReusable(ctx, d)
+	if err != nil {
+		return nil, err
+	}
+	return &Reused{connection}, nil
+}
+
+// Close ends all tunnels of the connection.
+func (r *Reused) Close() error {
+	return r.connection.Close()
 }
 
 // Conn is an open tunnel.
@@ -116,6 +149,13 @@ func (d Dialer) Options() []grpc.DialOption {
 }
 
 func (d Dialer) dialGRPC(ctx context.Context, target string) (*Conn, error) {
+	if d.Reused != nil {
+		conn, err := d.Reused.connection.DialContext(ctx, "tcp", target)
+		if err != nil {
+			return nil, err
+		}
+		return &Conn{Conn: conn}, nil
+	}
 	life := d.TunnelContext
 	if life == nil {
 		life = context.Background()

@@ -127,8 +127,17 @@ func concurrent(args []string) (Result, error) {
 	size := f.Int("size", 4096, "bytes of each posted body")
 	cancelMin := f.Duration("cancel-min", 0, "cancel each request after at least this")
 	cancelMax := f.Duration("cancel-max", 0, "and at most this")
+	reuse := f.Bool("reuse", false, "all tunnels on one connection")
 	f.parse(args)
 
+	if *reuse {
+		reused, err := f.dialer.Reuse(context.Background())
+		if err != nil {
+			return nil, err
+		}
+		defer reused.Close()
+		f.dialer.Reused = reused
+	}
 	var good, failed, ended atomic.Int64
 	var firstError atomic.Pointer[string]
 	var group sync.WaitGroup
