@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use adit_core::http2::Limits;
 use adit_core::lane;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
@@ -31,7 +30,6 @@ use adit_config::plan::{
 use adit_config::tls_policy::TlsPolicy;
 use adit_host::descriptors::{Descriptors, Use};
 use adit_net::accept::{AcceptEvents, AcceptTls, Balancers, accept_loop};
-use adit_net::authority::AuthorityIo;
 use adit_net::handshakes::{HandshakeLimits, SlotError};
 use adit_net::listen::{ListenAddr, ListenError, Listener};
 use adit_net::socket;
@@ -384,8 +382,7 @@ impl<'a> Listening<'a> {
                     context.account_shared(&stream);
                     let admission = context.admit(stream.principal().map(AsRef::as_ref));
                     let stream = grpc::ClientSocket::new(stream, context.router.budget());
-                    let io = AuthorityIo::new(stream, Limits::default());
-                    grpc::serve(io, Arc::clone(&context), admission, keepalive)
+                    grpc::serve(stream, Arc::clone(&context), admission, keepalive)
                 };
                 self.spawn(listener, tls, tasks, ListenerLabel::Frontend, &[], serve);
             }

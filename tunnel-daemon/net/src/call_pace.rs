@@ -19,7 +19,7 @@ const AHEAD_MAX: Duration = Duration::from_millis(4096);
 pub(super) struct CallPace {
     /// When the calls so far would all have been due at the allowed rate.
     due: Instant,
-    /// While it runs, nothing is read.
+    /// While it runs, no call begins.
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -39,7 +39,8 @@ impl CallPace {
         } else {
             CALL_EVERY
         };
-        self.due = self.due.max(now) + every;
+        // Not further ahead than twice that, so that a pause ends.
+        self.due = (self.due.max(now) + every).min(now + 2 * AHEAD_MAX);
         if self.due > now + AHEAD_MAX {
             let until = self.due - AHEAD_MAX;
             match &mut self.pause {
@@ -49,7 +50,7 @@ impl CallPace {
         }
     }
 
-    /// Whether reading is paused; the task is woken when the pause ends.
+    /// Whether calls are to wait; the task is woken when the pause ends.
     pub(super) fn is_paused(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(pause) = &mut self.pause else {
             return false;

@@ -4,11 +4,10 @@
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use adit_core::session::ProcessBudget;
+use adit_core::http2::StreamEnd;
 use adit_core::text::beginning;
 use adit_core::wire::encode::MessageBuf;
 use futures_util::StreamExt as _;
@@ -21,7 +20,6 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::call_pace::CallPace;
-use crate::call_windows::{CallWindows, WindowGrowth};
 use crate::poll_set::together;
 use crate::tasks::Admitted;
 use crate::write_coalescer::{Flusher, Heard, WriteCoalescer, gather};
@@ -77,7 +75,13 @@ pub enum Code {
 
 impl Code {
     fn value(self) -> HeaderValue {
-        HeaderValue::from_static(match self {
+        HeaderValue::from_static(self.number())
+    }
+
+    /// Its number, in digits.
+    #[must_use]
+    pub fn number(self) -> &'static str {
+        match self {
             Self::Ok => "0",
             Self::Unknown => "2",
             Self::InvalidArgument => "3",
@@ -88,7 +92,7 @@ impl Code {
             Self::Internal => "13",
             Self::Unavailable => "14",
             Self::Unauthenticated => "16",
-        })
+        }
     }
 
     /// Go's spelling, for metric labels.
@@ -128,6 +132,16 @@ pub fn code_of_reason(reason: h2::Reason, gone: tonic::Code) -> tonic::Code {
         h2::Reason::ENHANCE_YOUR_CALM => tonic::Code::ResourceExhausted,
         h2::Reason::INADEQUATE_SECURITY => tonic::Code::PermissionDenied,
         _ => tonic::Code::Internal,
+    }
+}
+
+/// As [`code_of_reason`], for the end of a client's call.
+#[must_use]
+pub fn code_of_end(end: StreamEnd) -> tonic::Code {
+    let gone = tonic::Code::Cancelled;
+    match end {
+        StreamEnd::Gone => gone,
+        StreamEnd::Reset(reason) => code_of_reason(reason.into(), gone),
     }
 }
 
@@ -181,6 +195,12 @@ const CODES: [&str; 14] = [
 /// Percent-encodes a `grpc-message` as the gRPC specification asks.
 #[must_use]
 pub fn encode_message(text: &str) -> HeaderValue {
+    let encoded = percent_encoded(text);
+    HeaderValue::from_str(&encoded).unwrap_or(HeaderValue::from_static("unprintable"))
+}
+
+/// As [`encode_message`], as text.
+pub(crate) fn percent_encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         if (b' '..=b'~').contains(&byte) && byte != b'%' {
@@ -189,7 +209,7 @@ pub fn encode_message(text: &str) -> HeaderValue {
             out.push_str(&format!("%{byte:02X}"));
         }
     }
-    HeaderValue::from_str(&out).unwrap_or(HeaderValue::from_static("unprintable"))
+    out
 }
 
 /// Trailers that end a call.
@@ -331,7 +351,6 @@ pub struct ServerConnection<S> {
     http2: Connection<WriteCoalescer<S>, MessageBuf>,
     flusher: Flusher<S>,
     pace: CallPace,
-    windows: Option<WindowGrowth>,
 }
 
 /// Greets a client. Greeting and connection are boxed: a task that greets and then serves for days would keep room for
@@ -358,37 +377,13 @@ where
         http2,
         flusher,
         pace: CallPace::new(),
-        windows: None,
     }))
-}
-
-impl<S> ServerConnection<S> {
-    /// Counts bytes that wait for the socket in `budget`.
-    #[must_use]
-    pub fn count_in(self: Box<Self>, budget: &Arc<ProcessBudget>) -> Box<Self> {
-        self.flusher.count_in(budget);
-        self
-    }
-
-    /// Lets the windows of this connection's calls grow, which must have begun as `windows` says.
-    #[must_use]
-    pub fn grow(mut self: Box<Self>, windows: &Arc<CallWindows>) -> Box<Self> {
-        self.windows = Some(WindowGrowth::new(windows));
-        self
-    }
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     /// The next request; `Ok(None)` at the end. Polling this drives the whole connection. More is read only when all
     /// received calls are taken, and not while calls come too fast.
     fn poll_call(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Call>, ConnectionError>> {
-        if let Some(windows) = &mut self.windows {
-            // Refused while the peer has not acknowledged the last size.
-            let resize = |bytes| self.http2.set_initial_window_size(bytes).is_ok();
-            if windows.poll(cx, resize).is_ready() {
-                return Poll::Ready(Err(h2::Error::from(h2::Reason::SETTINGS_TIMEOUT).into()));
-            }
-        }
         loop {
             match self.http2.poll_accept(cx) {
                 Poll::Ready(next) => {
@@ -413,30 +408,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
     }
 
     /// Runs until the connection and its calls have ended. `on_call` gets every request and must not block; the future it
-    /// returns is polled beside the connection, in the same task. Once this process is `leaving`, the client gets GOAWAY,
-    /// and the connection ends as soon as it has no calls.
+    /// returns is polled beside the connection, in the same task. Once this process is `leaving`, the peer gets GOAWAY as soon as
+    /// it has no calls, and the connection ends. While the peer is silent despite a PING, `silence` gets the time of silence each
+    /// second, from 4 s on. It gets zero when the peer is heard again.
     ///
     /// # Errors
     /// The error that ended the connection, a missed keepalive included.
-    pub fn serve<F>(
-        mut self: Box<Self>,
-        keepalive_every: Duration,
-        leaving: CancellationToken,
-        on_call: F,
-    ) -> impl Future<Output = Result<(), ConnectionError>>
-    where
-        F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
-    {
-        let (ping, heard) = (self.http2.ping_pong(), self.flusher.heard());
-        let keepalive = Box::pin(keepalive(ping, keepalive_every, heard));
-        self.run(keepalive, leaving, on_call)
-    }
-
-    /// As [`Self::serve`]. While the peer is silent despite a PING, `silence` gets the time of silence each second, from 4
-    /// s on. It gets zero when the peer is heard again.
-    ///
-    /// # Errors
-    /// As of [`Self::serve`].
     pub fn serve_watched<F>(
         mut self: Box<Self>,
         keepalive_every: Duration,
@@ -455,7 +432,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
 
     async fn run<F>(
         self: Box<Self>,
-        mut keepalive: Pin<Box<impl Future<Output = ()>>>,
+        mut watch: Pin<Box<impl Future<Output = ()>>>,
         leaving: CancellationToken,
         mut on_call: F,
     ) -> Result<(), ConnectionError>
@@ -488,7 +465,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
                         result = Err(error);
                         break true;
                     }
-                    Poll::Pending if keepalive.as_mut().poll(cx).is_ready() => {
+                    Poll::Pending if watch.as_mut().poll(cx).is_ready() => {
                         result = Err(ConnectionError::Silent);
                         break true;
                     }
@@ -555,25 +532,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientConnection<S> {
             biased;
             over = over => over,
             () = watch(ping, patience, heard, silence) => Err(ConnectionError::Silent),
-        }
-    }
-}
-
-/// Pings every `every`; completes when an answer is missing and nothing else has come for [`PING_TIMEOUT`].
-async fn keepalive(ping: Option<PingPong>, every: Duration, heard: Heard) {
-    let Some(mut ping) = ping else {
-        return std::future::pending().await;
-    };
-    loop {
-        tokio::time::sleep(every).await;
-        let mut known = heard.last();
-        let mut answer = pin!(ping.ping(Ping::opaque()));
-        loop {
-            match timeout(PING_TIMEOUT, answer.as_mut()).await {
-                Ok(Ok(_pong)) => break,
-                Err(_elapsed) if heard.last() > known => known = heard.last(),
-                Ok(Err(_)) | Err(_) => return,
-            }
         }
     }
 }
@@ -645,7 +603,7 @@ pub fn is_call(
         refuse(
             respond,
             Code::Unimplemented,
-            &unknown_method(request.uri().path()),
+            &unknown_method(request.uri().path().as_bytes()),
         );
         return false;
     }
@@ -654,8 +612,10 @@ pub fn is_call(
 
 /// Error text for a call of `path`, which is cut: a path may be as long as a header list, and three times as long
 /// percent-encoded.
-fn unknown_method(path: &str) -> String {
-    format!("unknown method {}", beginning(path, EXCERPT_BYTES_MAX))
+#[must_use]
+pub fn unknown_method(path: &[u8]) -> String {
+    let path = String::from_utf8_lossy(path);
+    format!("unknown method {}", beginning(&path, EXCERPT_BYTES_MAX))
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@
 
 pub mod accept;
 pub mod accounts;
-pub mod authority;
 pub mod buffer_growth;
 mod call_pace;
 pub mod call_windows;
+pub mod calls;
 pub mod dial;
 pub mod direct;
 pub mod grpc;

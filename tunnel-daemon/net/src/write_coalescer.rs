@@ -27,7 +27,6 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use adit_core::session::{ProcessBudget, Queued};
 use adit_tls::buffered::{borrow, give_back};
 
 /// Writes of at least this many bytes are bulk: worth a copy to save a system call.
@@ -74,8 +73,6 @@ struct State<S> {
     more: bool,
     /// Frames that may wait for others. Empty whenever any byte is held.
     answers: Answers,
-    /// Held bytes that the stream does not take at the moment, as counted in the budget.
-    waiting: Option<Queued>,
 }
 
 /// Whole frames that answer a PING or SETTINGS, or open the connection's window, which is never closed.
@@ -93,18 +90,6 @@ struct Held {
     to: usize,
 }
 
-impl Held {
-    /// Moves the bytes into a buffer of their size, which takes no more.
-    fn shrink(&mut self) {
-        let bytes = self.buffer.get(self.from..self.to).unwrap_or_default();
-        if bytes.len() < self.buffer.len() {
-            let bytes: Box<[u8]> = bytes.into();
-            (self.from, self.to) = (0, bytes.len());
-            give_back(std::mem::replace(&mut self.buffer, bytes));
-        }
-    }
-}
-
 /// Splits a stream that was not written to into the half of HTTP/2 and the half of its owner. The lock between them is
 /// never contended: one task uses both.
 pub(super) fn gather<S>(inner: S) -> (WriteCoalescer<S>, Flusher<S>) {
@@ -116,7 +101,6 @@ pub(super) fn gather<S>(inner: S) -> (WriteCoalescer<S>, Flusher<S>) {
         held: None,
         more: false,
         answers: Answers::default(),
-        waiting: None,
     }));
     let flusher = Flusher {
         state: Arc::clone(&state),
@@ -204,11 +188,6 @@ impl<S> Flusher<S> {
         lock(&self.state).heard.clone()
     }
 
-    /// Counts bytes that wait for the stream in `budget`. While it is short, they wait in a buffer of their own size.
-    pub(super) fn count_in(&self, budget: &Arc<ProcessBudget>) {
-        lock(&self.state).waiting = Some(Queued::none(budget));
-    }
-
     /// HTTP/2 may read `bytes` more, and finish its last read beyond them. Without this call it may read everything.
     pub(super) fn allow(&self, bytes: usize) {
         lock(&self.state).may_read = bytes;
@@ -270,15 +249,7 @@ impl<S: AsyncWrite + Unpin> State<S> {
         self.more = false;
         while let Some(held) = &mut self.held {
             let bytes = held.buffer.get(held.from..held.to).unwrap_or_default();
-            let Poll::Ready(written) = Pin::new(&mut self.inner).poll_write(cx, bytes)? else {
-                if let Some(waiting) = &mut self.waiting {
-                    waiting.set(bytes.len() as u64);
-                    if waiting.budget().is_half_full() {
-                        held.shrink();
-                    }
-                }
-                return Poll::Pending;
-            };
+            let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -288,9 +259,6 @@ impl<S: AsyncWrite + Unpin> State<S> {
             {
                 give_back(held.buffer);
             }
-        }
-        if let Some(waiting) = &mut self.waiting {
-            waiting.set(0);
         }
         Poll::Ready(Ok(()))
     }

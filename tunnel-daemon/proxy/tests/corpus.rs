@@ -10,7 +10,7 @@ type Entry = fn(&[u8]);
 
 /// Every fuzz target and its entry function.
 const TARGETS: &[(&str, Entry)] = &[
-    ("header_rewrite", adit_core::http2::fuzz_entry),
+    ("http2", adit_core::http2::fuzz::fuzz_entry),
     ("connect_request", adit_core::connect::fuzz_entry),
     ("socks5", adit_core::socks5::fuzz_entry),
     ("proxy_header", adit_core::proxy_header::fuzz_entry),
@@ -54,8 +54,8 @@ fn replay_target(target: &str) {
 }
 
 #[test]
-fn header_rewrite_takes_its_corpus() {
-    replay_target("header_rewrite");
+fn http2_takes_its_corpus() {
+    replay_target("http2");
 }
 
 #[test]

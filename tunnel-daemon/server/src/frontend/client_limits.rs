@@ -10,6 +10,7 @@ use std::time::Instant;
 use adit_core::grant::{ClientRules, ClientTargets};
 use bytes::BytesMut;
 use tokio::io::AsyncRead;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use adit_config::limits::{UNANSWERED_BYTES_FREE, UNANSWERED_BYTES_MAX};
 use adit_telemetry::rate::TokenBucket;
@@ -19,6 +20,8 @@ use adit_tls::principal::Principal;
 /// Logged refusals per second on average, and at once: any client can cause them.
 const LOGGED_PER_SECOND: u32 = 5;
 const LOGGED_BURST: u32 = 50;
+/// Calls of gRPC clients that wait to be told that there is no room; further ones are reset.
+const REFUSED_CALLS_MAX: usize = 1_024;
 
 /// Shared by all frontends of a server.
 #[derive(Debug)]
@@ -26,6 +29,7 @@ pub struct ClientLimits {
     logged: Mutex<TokenBucket>,
     /// Bytes counted by all [`Unanswered`].
     unanswered: AtomicUsize,
+    refused_calls: Arc<Semaphore>,
     rules: ClientRules,
 }
 
@@ -43,6 +47,7 @@ impl ClientLimits {
         Self {
             logged: Mutex::new(logged),
             unanswered: AtomicUsize::new(0),
+            refused_calls: Arc::new(Semaphore::new(REFUSED_CALLS_MAX)),
             rules,
         }
     }
@@ -55,6 +60,11 @@ impl ClientLimits {
     /// Targets for which a server with this certificate may forward dials; `None`: all.
     pub(super) fn targets_of_peer(&self, peer: &Principal) -> Option<Arc<ClientTargets>> {
         self.rules.of_peer(peer.names())
+    }
+
+    /// A place for a call that is refused in its own terms.
+    pub(super) fn refused_call(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.refused_calls).try_acquire_owned().ok()
     }
 
     /// Whether to log one more refusal.

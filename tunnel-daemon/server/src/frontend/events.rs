@@ -19,7 +19,6 @@ use crate::router::{AskedAgents, OpenTunnel, Router};
 use adit_config::limits;
 use adit_host::descriptors::{Descriptors, Use};
 use adit_net::accounts::{Accounts, Labels};
-use adit_net::grpc::code_of;
 use adit_net::tasks::Tasks;
 use adit_telemetry::labels::{
     AccountRole, ClientDialect, DialCap, DialFailureReason, DialReason, Driver, DriverReason,
@@ -561,8 +560,7 @@ impl GrpcEvents {
     }
 
     /// Writing the stream failed.
-    pub(super) fn write_failed(&self, error: &h2::Error) {
-        let code = code_of(error, tonic::Code::Cancelled);
+    pub(super) fn write_failed(&self, code: tonic::Code) {
         self.metrics().stream_error(Segment::ToClient, code, None);
     }
 

@@ -34,7 +34,7 @@ impl FrontendContext {
             accounts: Accounts::off(),
             limits: Arc::default(),
             users: None,
-            tasks: Tasks::new(10),
+            tasks: Tasks::new(10_000),
             leaving: CancellationToken::new(),
         })
     }

@@ -13,7 +13,7 @@ use super::lane_processes::nightly;
 use super::tunnels::{V4, on_tcp};
 use crate::support::blocking;
 use crate::support::process::KillOnDrop;
-use crate::support::skip::has_program;
+use crate::support::skip::{finds_program, has_program};
 use crate::support::targets;
 use crate::support::world::World;
 
@@ -279,4 +279,78 @@ fn assert_shows_tunnels(commands: &[(String, String)]) {
     let output = run(env!("CARGO_BIN_EXE_adit"), &args);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{errors}");
+}
+
+/// Clients of HTTP/2 that know nothing of gRPC, on kube-apiserver's socket: each request is answered, and a thousand at once do no harm.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_that_speak_http2_are_answered() {
+    let test = "strangers_that_speak_http2_are_answered";
+    if !has_program("curl", test) {
+        return;
+    }
+    let world = World::start(&[]).await;
+    let _agent = world.agent("agent-1", &[]).await;
+    world.links(1).await;
+    let socket = world.grpc().display().to_string();
+    let ask = |more: &[&str], path: &str| {
+        let url = format!("http://socket{path}");
+        let mut args = vec!["--silent", "--show-error", "--http2-prior-knowledge"];
+        args.extend(["--unix-socket", &socket, "--include", "--request", "POST"]);
+        args.extend(more);
+        args.push(&url);
+        let output = run("curl", &args);
+        let text = String::from_utf8_lossy(&output.stdout).to_lowercase();
+        assert!(
+            output.status.success(),
+            "{text} {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        text
+    };
+    let plain = ask(&[], "/ProxyService/Proxy");
+    assert!(plain.starts_with("http/2 415"), "{plain}");
+    let of_grpc = ["--header", "content-type: application/grpc"];
+    let unknown = ask(&of_grpc, "/Other/Method");
+    assert!(unknown.contains("grpc-status: 12"), "{unknown}");
+    assert!(
+        unknown.contains("unknown method /other/method"),
+        "{unknown}"
+    );
+    // An empty call ends in order, a body that is no message does not.
+    let empty = ask(
+        &[&of_grpc[..], &["--data-binary", ""]].concat(),
+        "/ProxyService/Proxy",
+    );
+    assert!(empty.contains("grpc-status: 0"), "{empty}");
+    let cut = ask(
+        &[&of_grpc[..], &["--data-binary", "cut"]].concat(),
+        "/ProxyService/Proxy",
+    );
+    assert!(cut.contains("grpc-status: 13"), "{cut}");
+    // A header list of more frames than one.
+    let long = format!("x-long: {}", "v".repeat(60_000));
+    let long = ask(&["--header", &long], "/");
+    assert!(long.starts_with("http/2 415"), "{long}");
+    if finds_program("h2load", test) {
+        // A message without bytes.
+        let body = world.dir.path().join("body");
+        fs::write(&body, [0; 5]).expect("the directory is there");
+        let body = format!("--data={}", body.display());
+        let url = "http://127.0.0.1/ProxyService/Proxy";
+        let base = format!("--base-uri=unix:{socket}");
+        let load = [
+            "-n",
+            "20000",
+            "-c",
+            "10",
+            "-m",
+            "100",
+            "-H",
+            "content-type: application/grpc",
+        ];
+        let output = run("h2load", &[&load[..], &[&base, &body, url]].concat());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains("20000 succeeded, 0 failed"), "{text}");
+    }
+    world.assert_serves(&targets::local_echo().await.0).await;
 }

@@ -36,6 +36,8 @@ pub(super) enum CallState {
 pub(super) enum Done {
     ClientFinished,
     Gone,
+    /// The client knows that there is no room.
+    Refused,
     /// No dial or tunnel for too long.
     Idle,
     Broken(StreamError),

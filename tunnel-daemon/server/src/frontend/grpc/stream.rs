@@ -10,16 +10,16 @@ use adit_core::ids::{ConnId, DialId};
 use adit_core::session::TunnelEnd;
 use adit_core::wire::decode::Decoder;
 use adit_core::wire::packet::{Packet, PacketType, Received, Violation};
-use h2::RecvStream;
-use h2::server::SendResponse;
 
 use super::outbound::{Outbound, Sent};
 use super::state::{CallState, Done, Idle};
 use crate::frontend::events::{ClientAccess, GrpcEvents};
 use crate::router::{OpenTunnel, Router};
+use adit_core::http2::{StreamEnd, code};
 use adit_core::wire::encode::MessageBuf;
 use adit_net::call_windows::{CallWindow, CallWindows};
-use adit_net::grpc::{Code, code_of, status};
+use adit_net::calls::Call;
+use adit_net::grpc::{Code, code_of_end};
 use adit_telemetry::labels::EndReason;
 use adit_tunnel::Incoming;
 
@@ -37,12 +37,14 @@ const CLIENT_PATIENCE: Duration = Duration::from_secs(9);
 /// The task of one `Proxy` stream. Completes when the client has ended the call; dropping it resets the tunnel.
 pub struct ProxyStream {
     router: Arc<Router>,
-    recv: RecvStream,
+    call: Call,
     out: Outbound,
     decoder: Decoder,
     state: CallState,
     idle: Idle,
     rebukes: u32,
+    /// Its dial is refused, and the call ends then.
+    is_refusing: bool,
     admission: ClientAccess,
     windows: Option<Arc<CallWindows>>,
     window: Option<CallWindow>,
@@ -53,26 +55,31 @@ impl ProxyStream {
     /// Takes over a call to `ProxyService/Proxy`. `windows`: those of its connection, where memory is bounded.
     pub fn new(
         router: Arc<Router>,
-        recv: RecvStream,
-        respond: SendResponse<MessageBuf>,
+        call: Call,
         admission: ClientAccess,
         windows: Option<Arc<CallWindows>>,
         events: GrpcEvents,
     ) -> Self {
-        let out = Outbound::new(respond);
         Self {
             router,
-            recv,
-            out,
+            call,
+            out: Outbound::default(),
             decoder: Decoder::default(),
             state: CallState::Fresh,
             idle: Idle::default(),
             rebukes: 0,
+            is_refusing: false,
             admission,
             windows,
             window: None,
             events,
         }
+    }
+
+    /// There is no room for its tunnel: the client is told so when it dials.
+    pub fn refusing(mut self) -> Self {
+        self.is_refusing = true;
+        self
     }
 
     /// Serves the stream to its end. `kept` is dropped with it.
@@ -93,20 +100,21 @@ impl ProxyStream {
         match done {
             Done::ClientFinished => {
                 self.leave(true, EndReason::ClientClosed);
-                self.out.finish(status(Code::Ok, ""));
+                self.call.finish(Code::Ok, "");
             }
+            Done::Refused => self.call.finish(Code::ResourceExhausted, ""),
             Done::Gone => {
                 self.leave(false, EndReason::ClientGone);
-                self.out.reset();
+                self.call.reset();
             }
             Done::Idle => {
                 self.events.read_failed(tonic::Code::DeadlineExceeded);
                 let text = Idle::text();
-                self.out.finish(status(Code::DeadlineExceeded, &text));
+                self.call.finish(Code::DeadlineExceeded, &text);
             }
             Done::Broken(error) => {
                 self.leave(false, EndReason::ClientProtocol);
-                self.out.finish(status(Code::Internal, &error.to_string()));
+                self.call.finish(Code::Internal, &error.to_string());
             }
         }
     }
@@ -149,8 +157,8 @@ impl ProxyStream {
 
     fn poll_rounds(&mut self, cx: &mut Context<'_>) -> Poll<Done> {
         for _round in 0..ROUNDS_PER_POLL {
-            if let Poll::Ready(code) = self.out.poll_reset(cx) {
-                self.events.read_failed(code);
+            if let Poll::Ready(end) = self.call.poll_end(cx) {
+                self.events.read_failed(code_of_end(end));
                 return Poll::Ready(Done::Gone);
             }
             let mut progress = match self.poll_frames(cx) {
@@ -159,11 +167,14 @@ impl ProxyStream {
             };
             progress |= match self.poll_tunnel(cx) {
                 Ok(progress) => progress,
-                Err(client_gone) => {
-                    self.events.write_failed(&client_gone);
+                Err(end) => {
+                    self.events.write_failed(code_of_end(end));
                     return Poll::Ready(Done::Gone);
                 }
             };
+            if self.is_refusing && matches!(self.state, CallState::Over) {
+                return Poll::Ready(Done::Refused);
+            }
             if !progress {
                 return Poll::Pending;
             }
@@ -207,7 +218,7 @@ impl ProxyStream {
         }
         self.events.not_held_up();
         self.wait(false);
-        let data = match self.recv.poll_data(cx) {
+        let data = match self.call.poll_data(cx) {
             Poll::Pending => return Ok(false),
             Poll::Ready(None) => {
                 return Err(match self.decoder.finish() {
@@ -218,21 +229,13 @@ impl ProxyStream {
                     }
                 });
             }
-            Poll::Ready(Some(Err(reset))) => {
-                self.events
-                    .read_failed(code_of(&reset, tonic::Code::Cancelled));
+            Poll::Ready(Some(Err(end))) => {
+                self.events.read_failed(code_of_end(end));
                 return Err(Done::Gone);
             }
             Poll::Ready(Some(Ok(data))) => data,
         };
-        if self
-            .recv
-            .flow_control()
-            .release_capacity(data.len())
-            .is_err()
-        {
-            return Err(Done::Gone);
-        }
+        self.call.release(data.len());
         if let Some(window) = &self.window {
             window.moved(data.len());
         }
@@ -240,8 +243,8 @@ impl ProxyStream {
         loop {
             match self.decoder.next() {
                 Ok(Some(received)) => {
-                    if let Err(client_gone) = self.handle(cx, received) {
-                        self.events.write_failed(&client_gone);
+                    if let Err(end) = self.handle(cx, received) {
+                        self.events.write_failed(code_of_end(end));
                         return Err(Done::Gone);
                     }
                 }
@@ -260,7 +263,7 @@ impl ProxyStream {
         }
     }
 
-    fn handle(&mut self, cx: &mut Context<'_>, received: Received) -> Result<(), h2::Error> {
+    fn handle(&mut self, cx: &mut Context<'_>, received: Received) -> Result<(), StreamEnd> {
         let packet = match received {
             Received::Packet(packet) => packet,
             Received::Unknown(number) => {
@@ -355,7 +358,7 @@ impl ProxyStream {
         dial: DialId,
         protocol: String,
         address: String,
-    ) -> Result<(), h2::Error> {
+    ) -> Result<(), StreamEnd> {
         if !matches!(self.state, CallState::Fresh) {
             self.count_rebuke()?;
             let error = String::from("this stream has dialed before; open a stream per connection");
@@ -367,6 +370,15 @@ impl ProxyStream {
             });
         }
         let asked = self.events.tunnel.dialing(&address, &self.admission);
+        if self.is_refusing {
+            let is_leaving = self.router.refuses_dials();
+            let failure = if is_leaving {
+                DialFailure::ShuttingDown
+            } else {
+                DialFailure::NoMemory
+            };
+            return self.finish_dial(dial, Err(failure));
+        }
         if let Err(failure) = self.admission.check(&protocol, &address) {
             return self.finish_dial(dial, Err(failure));
         }
@@ -382,7 +394,7 @@ impl ProxyStream {
         Ok(())
     }
 
-    fn poll_tunnel(&mut self, cx: &mut Context<'_>) -> Result<bool, h2::Error> {
+    fn poll_tunnel(&mut self, cx: &mut Context<'_>) -> Result<bool, StreamEnd> {
         match &mut self.state {
             CallState::Fresh | CallState::Over => Ok(false),
             CallState::Dialing { dial, work } => {
@@ -395,7 +407,7 @@ impl ProxyStream {
             }
             CallState::Open { conn, endpoint, .. } => {
                 let conn = *conn;
-                match self.out.poll_payload(cx, conn, endpoint) {
+                match self.out.poll_payload(cx, conn, endpoint, &mut self.call) {
                     // A client that takes nothing must not hide an abort of the tunnel.
                     Poll::Pending if endpoint.poll_aborted(cx) => match endpoint.last_end() {
                         Some(end) => {
@@ -414,7 +426,7 @@ impl ProxyStream {
         }
     }
 
-    fn sent(&mut self, sent: Sent, conn: ConnId) -> Result<(), h2::Error> {
+    fn sent(&mut self, sent: Sent, conn: ConnId) -> Result<(), StreamEnd> {
         let event = match sent {
             Sent::Payload { event } => {
                 self.events.packet_out(PacketType::Data);
@@ -452,7 +464,7 @@ impl ProxyStream {
         &mut self,
         dial: DialId,
         outcome: Result<OpenTunnel, DialFailure>,
-    ) -> Result<(), h2::Error> {
+    ) -> Result<(), StreamEnd> {
         self.events.dialed(outcome.as_ref());
         match outcome {
             Ok(OpenTunnel {
@@ -492,7 +504,7 @@ impl ProxyStream {
         }
     }
 
-    fn give_up(&mut self, text: &str, reason: EndReason) -> Result<(), h2::Error> {
+    fn give_up(&mut self, text: &str, reason: EndReason) -> Result<(), StreamEnd> {
         if let CallState::Open { conn, .. } = self.state {
             self.close_rsp(conn, text)?;
         }
@@ -500,28 +512,29 @@ impl ProxyStream {
         Ok(())
     }
 
-    fn rebuke(&mut self, conn: ConnId, error: &str) -> Result<(), h2::Error> {
+    fn rebuke(&mut self, conn: ConnId, error: &str) -> Result<(), StreamEnd> {
         self.count_rebuke()?;
         self.close_rsp(conn, error)
     }
 
-    fn count_rebuke(&mut self) -> Result<(), h2::Error> {
+    fn count_rebuke(&mut self) -> Result<(), StreamEnd> {
         self.rebukes += 1;
         if self.rebukes > REBUKES_MAX {
-            return Err(h2::Reason::ENHANCE_YOUR_CALM.into());
+            return Err(StreamEnd::Reset(code::ENHANCE_YOUR_CALM));
         }
         Ok(())
     }
 
-    fn close_rsp(&mut self, conn: ConnId, error: &str) -> Result<(), h2::Error> {
+    fn close_rsp(&mut self, conn: ConnId, error: &str) -> Result<(), StreamEnd> {
         self.send(Packet::CloseRsp {
             conn,
             error: error.to_owned(),
         })
     }
 
-    fn send(&mut self, packet: Packet) -> Result<(), h2::Error> {
-        let kind = self.out.control(packet)?;
+    fn send(&mut self, packet: Packet) -> Result<(), StreamEnd> {
+        let kind = packet.kind();
+        self.call.send(MessageBuf::packet(packet));
         self.events.packet_out(kind);
         Ok(())
     }
