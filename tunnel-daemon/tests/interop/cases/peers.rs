@@ -25,7 +25,7 @@ const SLOWEST_MS: f64 = 4_000.0;
 const AGENTS: [Maker; 4] = [
     Maker::Upstream(Release::V0360),
     Maker::Adit,
-    Maker::Upstream(Release::V0303),
+    Maker::Upstream(Release::V0360),
     Maker::Adit,
 ];
 
