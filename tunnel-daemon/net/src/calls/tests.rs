@@ -78,8 +78,26 @@ fn payloads(stream: Vec<u8>) -> Vec<u8> {
 /// Two implementations of HTTP/2 agree: many calls on one connection, each with more bytes than its windows hold.
 #[tokio::test]
 async fn the_client_of_another_implementation_gets_back_what_it_sends() {
-    const CALLS: usize = 24;
-    let (near, far) = tokio::io::duplex(20_000);
+    gets_back(20_000, 30_000, 24, 400_000).await;
+}
+
+proptest::proptest! {
+    /// The same with any pipe between them, any window of the client, and any number of calls and bytes.
+    #[test]
+    fn the_client_of_another_implementation_agrees(
+        pipe in 1_usize..70_000,
+        window in 1_u32..100_000,
+        calls in 1_usize..12,
+        bytes in 0_usize..60_000,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime").block_on(gets_back(pipe, window, calls, bytes));
+    }
+}
+
+/// Calls over a pipe that holds so many bytes, by a client with this window, send and get back so many bytes and a few more.
+async fn gets_back(pipe: usize, window: u32, calls_count: usize, bytes: usize) {
+    let (near, far) = tokio::io::duplex(pipe);
     let server = async {
         let connection = accept(near, LIMITS, &budget(), None).await;
         let connection = connection.expect("HTTP/2");
@@ -93,17 +111,17 @@ async fn the_client_of_another_implementation_gets_back_what_it_sends() {
     };
     let client = async {
         let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(30_000);
+        builder.initial_window_size(window);
         let handshake = builder.handshake::<_, Bytes>(far).await;
         let (requests, connection) = handshake.expect("HTTP/2");
         let (mut running, mut calls) = (JoinSet::new(), JoinSet::new());
         running.spawn(connection);
-        for number in 0..CALLS {
+        for number in 0..calls_count {
             let mut requests = requests.clone();
             calls.spawn(async move {
                 let request = Request::post("http://a/a/b").body(()).expect("a request");
                 let (answer, mut send) = requests.send_request(request, false).expect("room");
-                let sends: Vec<u8> = (0..400_000 + number * 1_001)
+                let sends: Vec<u8> = (0..bytes + number * 1_001)
                     .map(|at| u8::try_from((at * 7 + number) % 251).expect("below 251"))
                     .collect();
                 let sent = sends.clone();
