@@ -23,9 +23,8 @@ use crate::call_windows::{CallWindows, WindowGrowth};
 use crate::grpc::{Code, PING_TIMEOUT};
 use crate::poll_set::together;
 use crate::tasks::Admitted;
+use crate::write_coalescer::ANSWER_DELAY;
 
-/// How long answers wait for another frame: as those of [`crate::write_coalescer`].
-const ANSWER_DELAY: Duration = Duration::from_millis(5);
 /// Bytes of a read: of a connection that carries little, and of one that fills its reads.
 const READ_BYTES: usize = 16 * 1024;
 const BULK_READ_BYTES: usize = 64 * 1024;

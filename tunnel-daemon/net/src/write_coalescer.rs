@@ -34,7 +34,7 @@ const BULK_BYTES: usize = 8 << 10;
 
 /// How long answers wait for another frame. Short for a peer that measures an idle path, long for a process that answers a
 /// thousand times a second.
-const ANSWER_DELAY: Duration = Duration::from_millis(5);
+pub(super) const ANSWER_DELAY: Duration = Duration::from_millis(5);
 /// Bytes of answers that may wait.
 const ANSWERS_BYTES_MAX: usize = 64;
 

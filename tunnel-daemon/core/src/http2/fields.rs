@@ -72,7 +72,7 @@ impl FieldDecoder {
             if first & 0x80 != 0 {
                 let index = reader.integer(7)?;
                 let (name, value) = self.field(index)?;
-                take(name, value);
+                take(&name, &value);
                 continue;
             }
             let is_indexed = first & 0x40 != 0;
@@ -86,7 +86,7 @@ impl FieldDecoder {
                 }
             } else {
                 let value = reader.text()?;
-                let name = self.name(index)?;
+                let (name, _) = self.field(index)?;
                 take(&name, &value);
                 if is_indexed {
                     self.insert(name, value.into_owned().into());
@@ -96,27 +96,17 @@ impl FieldDecoder {
         Ok(())
     }
 
-    fn field(&self, index: usize) -> Result<(&[u8], &[u8]), HpackError> {
+    /// Shares name and value: a few octets may refer to long ones.
+    fn field(&self, index: usize) -> Result<(Bytes, Bytes), HpackError> {
         let missing = HpackError::NoSuchEntry(index);
         let nth = index.checked_sub(1).ok_or(missing)?;
         if let Some(name) = STATIC_NAMES.get(nth) {
             let value = STATIC_VALUES.get(nth).copied().unwrap_or_default();
-            return Ok((name.as_bytes(), value.as_bytes()));
-        }
-        let (name, value) = self.entries.get(nth - STATIC_NAMES.len()).ok_or(missing)?;
-        Ok((name, value))
-    }
-
-    /// Shares the name: a few octets may refer to a long one.
-    fn name(&self, index: usize) -> Result<Bytes, HpackError> {
-        let nth = index.checked_sub(1);
-        let nth = nth.ok_or(HpackError::NoSuchEntry(index))?;
-        if let Some(name) = STATIC_NAMES.get(nth) {
-            return Ok(Bytes::from_static(name.as_bytes()));
+            let text = |text: &'static str| Bytes::from_static(text.as_bytes());
+            return Ok((text(name), text(value)));
         }
         let entry = self.entries.get(nth - STATIC_NAMES.len());
-        let (name, _) = entry.ok_or(HpackError::NoSuchEntry(index))?;
-        Ok(name.clone())
+        entry.cloned().ok_or(missing)
     }
 
     fn resize(&mut self, asked: usize) -> Result<(), HpackError> {

@@ -53,8 +53,6 @@ pub mod code {
     pub const NO_ERROR: u32 = 0x0;
     /// A rule of HTTP/2 was broken.
     pub const PROTOCOL_ERROR: u32 = 0x1;
-    /// A fault of this end.
-    pub const INTERNAL_ERROR: u32 = 0x2;
     /// More was sent than a window allows.
     pub const FLOW_CONTROL_ERROR: u32 = 0x3;
     /// A frame came for a stream that had ended.
@@ -285,6 +283,10 @@ impl Http2Server {
                 stream.is_taken = true;
                 self.untaken -= 1;
                 self.untaken_bytes -= stream.counted_untaken();
+                if self.arrived.is_empty() {
+                    // A burst leaves no memory behind.
+                    self.arrived = VecDeque::new();
+                }
                 return Some(arrival);
             }
         }
@@ -296,8 +298,8 @@ impl Http2Server {
     }
 
     /// Number of streams.
-    #[must_use]
-    pub fn streams(&self) -> usize {
+    #[cfg(test)]
+    fn streams(&self) -> usize {
         self.streams.len()
     }
 
@@ -322,7 +324,7 @@ impl Http2Server {
         self.untaken_bytes > 0
     }
 
-    /// Whether answers to PING and SETTINGS wait for other frames to leave with.
+    /// Whether answers to PING wait for other frames to leave with.
     #[must_use]
     pub fn has_answers(&self) -> bool {
         !self.answers.is_empty()

@@ -68,7 +68,7 @@ impl FieldList {
                 first(&mut self.method) && !value.is_empty()
             }
             b":scheme" => first(&mut self.scheme) && !value.is_empty(),
-            // Any bytes, as Go's server takes them: over a unix socket it is the path of the socket.
+            // Any text that a field may have, as Go's server takes it: over a unix socket it is the path of the socket.
             b":authority" => first(&mut self.authority),
             b":path" => {
                 let kept = value.get(..PATH_BYTES_MAX).unwrap_or(value);

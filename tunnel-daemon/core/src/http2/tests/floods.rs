@@ -49,6 +49,8 @@ fn streams_beyond_the_limit_are_refused() {
 }
 
 /// CVE-2023-44487: calls that are cancelled at once leave nothing, and are counted.
+///
+/// Limit (memory): Bodies of a gRPC client's calls that have not begun | 128 KiB on one connection, and 1 KiB for each
 #[test]
 fn rapid_resets_leave_nothing() {
     let mut peer = Peer::greeted();
@@ -142,6 +144,8 @@ fn small_frames_that_wait_are_joined() {
 }
 
 /// What nobody holds waits for the socket, and is bounded.
+///
+/// Limit (memory): Answers of ended gRPC calls that wait for their client | 1 MiB on one connection, 128 KiB where memory is bounded; one message always
 #[test]
 fn few_bytes_wait_in_streams_that_nobody_holds() {
     let mut peer = Peer::greeted();

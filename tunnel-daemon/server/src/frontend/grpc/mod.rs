@@ -20,7 +20,7 @@ use crate::frontend::events::{ClientAccess, FrontendContext, GrpcEvents, time_is
 use adit_config::limits::CLIENT_STREAMS_MAX;
 use adit_core::http2::ServerLimits;
 use adit_net::call_windows::CallWindows;
-use adit_net::calls::{self, Call};
+use adit_net::calls;
 use adit_net::grpc::{self, Code};
 use adit_telemetry::labels::ServiceMethod;
 
@@ -32,6 +32,9 @@ const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 /// Bytes of a connection that wait for its socket before its streams wait. The budget counts them while they do.
 const OUTPUT_BYTES: usize = 128 * 1024;
 
+/// Calls of one connection that wait to be told that there is no room; further ones are reset.
+const REFUSED_CALLS: usize = 64;
+
 /// Windows of the calls of a connection, and whether they grow.
 fn windows_of(context: &FrontendContext) -> (u32, Option<Arc<CallWindows>>) {
     let budget = context.router.budget();
@@ -42,24 +45,6 @@ fn windows_of(context: &FrontendContext) -> (u32, Option<Arc<CallWindows>>) {
         (STREAM_WINDOW_BYTES, None)
     }
 }
-
-fn stream(
-    call: Call,
-    context: &Arc<FrontendContext>,
-    admission: &ClientAccess,
-    windows: Option<Arc<CallWindows>>,
-) -> ProxyStream {
-    ProxyStream::new(
-        Arc::clone(&context.router),
-        call,
-        admission.clone(),
-        windows,
-        GrpcEvents::new(context),
-    )
-}
-
-/// Calls of one connection that wait to be told that there is no room; further ones are reset.
-const REFUSED_CALLS: usize = 64;
 
 /// Serves one client connection to its end; `admission` says whether the client is refused. Once this process leaves, the
 /// connection ends when it has no calls, or at once before its HTTP/2 preface. Every `Proxy` call is polled as a task of its own.
@@ -111,7 +96,13 @@ pub async fn serve<S>(
             call.finish(Code::Unimplemented, &grpc::unknown_method(&head.path));
             return None;
         }
-        let stream = stream(call, &context, &admission, windows.clone());
+        let stream = ProxyStream::new(
+            Arc::clone(&context.router),
+            call,
+            admission.clone(),
+            windows.clone(),
+            GrpcEvents::new(&context),
+        );
         if arrival.is_excess || !context.tasks.has_room() {
             if context.limits.may_log_refusal() {
                 tracing::warn!("client stream refused: too many streams");

@@ -36,17 +36,10 @@ async fn a_call_without_a_dial_ends_after_sixty_seconds() {
                     bytes: "x".into(),
                 }),
             ] {
-                let request = Request::post("http://a/ProxyService/Proxy")
-                    .header("content-type", "application/grpc")
-                    .body(())
-                    .expect("a request");
-                let (response, mut send) = requests.send_request(request, false).expect("room");
+                let (response, mut send) = call(&mut requests).await;
                 let started = Instant::now();
                 if let Some(packet) = nonsense {
-                    let mut message = MessageBuf::packet(packet);
-                    let length = message.remaining();
-                    let bytes = message.copy_to_bytes(length);
-                    send.send_data(bytes, false).expect("room");
+                    send.send_data(message(packet), false).expect("room");
                 }
                 let response = response.await.expect("an answer");
                 let status = response.headers().get("grpc-status").cloned();
