@@ -129,15 +129,16 @@ impl RawLaneRelay {
         Ok(relay)
     }
 
-    /// Moves bytes between `socket` and `raw_lane` until the tunnel is over. `early` was read from the socket before. A
-    /// cancelled call resets both connections.
-    pub async fn run(
-        &self,
+    /// Moves bytes between `socket` and `raw_lane` from now on, until the tunnel is over. `early` was read from the socket
+    /// before. Dropping the future resets both connections. Not an `async` function: its future would keep room for the
+    /// arguments.
+    pub fn run(
+        self: &Arc<Self>,
         socket: OwnedFd,
         early: Bytes,
         raw_lane: RawLane,
-        live: &LiveTunnel,
-    ) -> RawLaneOutcome {
+        live: &Arc<LiveTunnel>,
+    ) -> impl Future<Output = RawLaneOutcome> + Send + use<> {
         /// Ends the tunnel with its task.
         struct CutOnDrop(Submitted, Weak<Cause>);
         impl Drop for CutOnDrop {
@@ -147,18 +148,22 @@ impl RawLaneRelay {
         }
         let (tell, told) = oneshot::channel();
         let submitted = self.submit(socket, early, raw_lane, live, move |outcome| {
-            // The receiver is gone when this call was cancelled.
+            // The receiver is gone when this future was dropped.
             let _cancelled = tell.send(outcome);
         });
-        let _cut = submitted.map(|(submitted, cause)| CutOnDrop(submitted, cause));
-        told.await.unwrap_or_else(|_dropped| RawLaneOutcome {
-            from_socket: live.bytes().0,
-            to_socket: live.bytes().1,
-            end: EndReason::RelayFailed.into(),
-            engine: Engine::Copy,
-            driver: driver_label(self.handle.choice().engine),
-            driver_reason: reason_label(self.handle.choice().basis),
-        })
+        let cut_on_drop = submitted.map(|(submitted, cause)| CutOnDrop(submitted, cause));
+        let (relay, live) = (Arc::clone(self), Arc::clone(live));
+        async move {
+            let _cut = cut_on_drop;
+            told.await.unwrap_or_else(|_dropped| RawLaneOutcome {
+                from_socket: live.bytes().0,
+                to_socket: live.bytes().1,
+                end: EndReason::RelayFailed.into(),
+                engine: Engine::Copy,
+                driver: driver_label(relay.handle.choice().engine),
+                driver_reason: reason_label(relay.handle.choice().basis),
+            })
+        }
     }
 
     /// Like [`Self::run`] without waiting: `done` receives the outcome on a relay thread, and must not block.

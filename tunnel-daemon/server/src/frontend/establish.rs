@@ -1,6 +1,7 @@
 //! A client whose connection is one tunnel: its dial, its bytes and its end. The dialect's frontend reads the request and
 //! writes the answer in between.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use adit_core::failure::DialFailure;
 use bytes::BytesMut;
 use futures_util::FutureExt as _;
+use tokio::io::AsyncWriteExt as _;
 
 use crate::frontend::client_limits::Unanswered;
 use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext, NETWORK};
@@ -116,9 +118,9 @@ impl<S: Connection + Send + 'static> NewClient<S> {
         Some(Ok((tunnel, opened.carrier)))
     }
 
-    /// The client of a tunnel that [`Self::dial`] has opened.
-    pub(super) fn open(self, (tunnel, carrier): (ClientTunnel, Carrier)) -> (Client<S>, Carrier) {
-        Client::new(self.io, self.early, tunnel, carrier)
+    /// The client of a tunnel that [`Self::dial`] has opened. `None` as for [`OpenClient::new`].
+    pub(super) fn open(self, (tunnel, carrier): (ClientTunnel, Carrier)) -> Option<OpenClient<S>> {
+        OpenClient::new(self.io, self.early, tunnel, carrier)
     }
 }
 
@@ -134,7 +136,14 @@ pub(super) fn report(
     dialed
 }
 
-/// A client whose dial has succeeded. Moved as a whole: a part borrowed by an earlier future would take its space twice.
+/// A client and its open tunnel, which is dropped before the client. Moved as a whole: a part borrowed by an earlier future
+/// would take its space twice.
+pub(super) struct OpenClient<S> {
+    pub(super) carrier: Carrier,
+    pub(super) client: Client<S>,
+}
+
+/// A client whose dial has succeeded.
 pub(super) struct Client<S> {
     pub(super) io: S,
     /// What the client sent before the tunnel was open.
@@ -144,46 +153,88 @@ pub(super) struct Client<S> {
     pub(super) counted: Option<GaugeGuard>,
 }
 
-impl<S: Connection + Send + 'static> Client<S> {
-    /// `early`: what the client has sent already.
+impl<S: Connection + Send + 'static> OpenClient<S> {
+    /// `early`: what the client has sent already. `None`: the relay ends its tunnels, so this one on a raw lane is cut before its
+    /// answer.
     pub(super) fn new(
         io: S,
         early: BytesMut,
-        tunnel: ClientTunnel,
+        mut tunnel: ClientTunnel,
         mut carrier: Carrier,
-    ) -> (Self, Carrier) {
+    ) -> Option<Self> {
         // From here on only an orderly end undoes this. A tunnel cut off earlier, also by the end of this process, must not
         // look like a target that sent nothing.
         if let Some(socket) = io.tcp() {
             reset_on_close(socket);
         }
-        if let Carrier::Endpoint(endpoint) = &mut carrier {
-            tunnel.watch(endpoint);
+        match &mut carrier {
+            Carrier::Endpoint(endpoint) => tunnel.watch(endpoint),
+            Carrier::RawLane(_) => {
+                if let Some(relay) = tunnel.relay()
+                    && relay.stopped().now_or_never().is_some()
+                {
+                    tunnel.cut(EndReason::Shutdown);
+                    return None;
+                }
+            }
         }
-        let client = Self {
+        let client = Client {
             io,
             early,
             tunnel,
             counted: None,
         };
-        (client, carrier)
+        Some(Self { carrier, client })
     }
 
-    /// `None`: the relay ends its tunnels, so this one on a raw lane is cut before its answer.
-    pub(super) fn unless_stopping(&mut self, carrier: &Carrier) -> Option<()> {
-        if matches!(carrier, Carrier::RawLane(_))
-            && let Some(relay) = self.tunnel.relay()
-            && relay.stopped().now_or_never().is_some()
-        {
-            self.tunnel.cut(EndReason::Shutdown);
+    /// Answers, and copies bytes until the tunnel or the client has ended. In a box of its own: neither end may send for long,
+    /// and what came before needs more memory.
+    pub(super) fn answer_and_copy(self, answer: &'static [u8]) -> Copying {
+        Box::pin(run(self.answering(answer)))
+    }
+
+    /// Writes `answer` in full and alone: clients refuse tunnel bytes that arrive together with it, so bytes of a target that
+    /// speaks first are delayed a little.
+    pub(super) fn answering(
+        mut self,
+        answer: &'static [u8],
+    ) -> impl Future<Output = Option<Copying>> + Send + use<S> {
+        async move {
+            self.client.answer(answer).await?;
+            let Self { carrier, client } = &mut self;
+            client.answer_alone(carrier).await?;
+            Some(self.copy())
+        }
+    }
+
+    /// Copies bytes until the tunnel or the client has ended, and reports the end.
+    pub(super) fn copy(self) -> Copying {
+        let Self { carrier, client } = self;
+        match carrier {
+            Carrier::Endpoint(endpoint) => Box::pin(client.copy_bidirectional(endpoint)),
+            Carrier::RawLane(raw_lane) => client.splice(raw_lane),
+        }
+    }
+}
+
+impl<S: Connection + Send + 'static> Client<S> {
+    /// `None`: the client has left.
+    pub(super) async fn answer(&mut self, answer: &[u8]) -> Option<()> {
+        let answered = async {
+            self.io.write_all(answer).await?;
+            self.io.flush().await
+        };
+        if answered.await.is_err() {
+            self.tunnel.answer_lost();
+            self.tunnel.cut(EndReason::ClientGone);
             return None;
         }
         Some(())
     }
 
-    /// Waits until the client has read the answer, or the target speaks, whose bytes then come a little later: clients refuse
-    /// tunnel bytes that arrive together with the answer. `None`: the client has left, or this process ends.
-    pub(super) async fn answer_alone(&mut self, carrier: &mut Carrier) -> Option<()> {
+    /// Waits until the client has read the answer, or the target speaks, whose bytes then come a little later. `None`: the client
+    /// has left, or this process ends.
+    async fn answer_alone(&mut self, carrier: &mut Carrier) -> Option<()> {
         let Self {
             io, early, tunnel, ..
         } = self;
@@ -207,14 +258,6 @@ impl<S: Connection + Send + 'static> Client<S> {
             return None;
         }
         Some(())
-    }
-
-    /// Copies bytes until the tunnel or the client has ended, and reports the end.
-    pub(super) fn copy(self, carrier: Carrier) -> Copying {
-        match carrier {
-            Carrier::Endpoint(endpoint) => Box::pin(self.copy_bidirectional(endpoint)),
-            Carrier::RawLane(raw_lane) => Box::pin(self.splice(raw_lane)),
-        }
     }
 
     /// Copies in this task. A cancelled call leaves `endpoint` and the client to their `Drop`, which resets the tunnel. Not an
@@ -242,25 +285,29 @@ impl<S: Connection + Send + 'static> Client<S> {
         }
     }
 
-    /// Copies on relay threads. A cancelled call resets both sockets.
-    async fn splice(self, raw_lane: RawLane) {
+    /// Copies on relay threads. Dropping the future resets both sockets.
+    fn splice(self, raw_lane: RawLane) -> Copying {
         let Self {
             io,
             early,
             mut tunnel,
-            counted: _counted,
+            counted,
         } = self;
         // Without a relay no raw lane is requested; one that is dropped resets.
         let (Some(relay), Some(socket), Some(live)) =
             (tunnel.relay(), io.into_descriptor(), tunnel.live())
         else {
-            return tunnel.cut(EndReason::RelayFailed);
+            tunnel.cut(EndReason::RelayFailed);
+            return Box::pin(std::future::ready(()));
         };
-        let outcome = relay.run(socket, early.freeze(), raw_lane, &live).await;
-        tracing::debug!(end = %outcome.end, "tunnel on a raw lane ended");
-        tunnel.moved_by(outcome.engine, outcome.driver, outcome.driver_reason);
-        let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
-        tunnel.ended(from_client, to_client, outcome.end.reason);
+        let running = relay.run(socket, early.freeze(), raw_lane, &live);
+        Box::pin(running.map(move |outcome| {
+            tracing::debug!(end = %outcome.end, "tunnel on a raw lane ended");
+            tunnel.moved_by(outcome.engine, outcome.driver, outcome.driver_reason);
+            let (from_client, to_client) = (outcome.from_socket, outcome.to_socket);
+            tunnel.ended(from_client, to_client, outcome.end.reason);
+            drop(counted);
+        }))
     }
 }
 
@@ -273,7 +320,7 @@ async fn target_speaks(carrier: &mut Carrier, relay: Option<Arc<RawLaneRelay>>) 
                 biased;
                 () = relay.stopped() => return false,
                 // The relay meets a failure again.
-                _ready = raw_lane.socket.readable() => (),
+                _ready = poll_fn(|cx| raw_lane.socket.poll_read_ready(cx)) => (),
             }
         }
         (Carrier::RawLane(_), _) => (),

@@ -10,13 +10,12 @@ use adit_core::failure::DialFailure;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::frontend::establish::{self, Client, Copying, NewClient};
+use crate::frontend::establish::{self, NewClient};
 use crate::frontend::events::{FrontendContext, time_is_up};
 use adit_config::limits::UNANSWERED_BYTES_FREE;
 use adit_config::plan::ConnectPlan;
-use adit_telemetry::labels::{ClientDialect, EndReason};
+use adit_telemetry::labels::ClientDialect;
 use adit_tls::stream::{Connection, PeerAddr};
-use adit_tunnel::Carrier;
 
 /// Serves one connection to its end. `peer` is its address for logs. Once this process leaves, a connection without a request
 /// is closed.
@@ -49,17 +48,9 @@ where
                 return None;
             }
         };
-        let mut opened = client.open(opened);
-        opened.0.counted = Some(counted);
-        opened.0.unless_stopping(&opened.1)?;
-        // In a box of its own: neither end may send for long, and what came before needs more memory.
-        let answered: Copying = Box::pin(establish::run(async move {
-            // Named in this order, so that cancelling drops the tunnel before the client.
-            let (mut client, mut carrier) = opened;
-            answer(&mut client, &mut carrier).await?;
-            Some(client.copy(carrier))
-        }));
-        Some(answered)
+        let mut open = client.open(opened)?;
+        open.client.counted = Some(counted);
+        Some(open.answer_and_copy(connect::ESTABLISHED))
     })
 }
 
@@ -69,25 +60,6 @@ async fn refuse<S: Connection + Send>(io: &mut S, failure: &DialFailure) {
         let _sent = io.write_all(&response).await;
     }
     let _closed = io.shutdown().await;
-}
-
-/// In full and alone: clients refuse tunnel bytes that arrive together with the answer. So bytes of a target that speaks
-/// first are delayed a little. `None`: the client has left, or this process ends.
-async fn answer<S: Connection + Send + 'static>(
-    client: &mut Client<S>,
-    carrier: &mut Carrier,
-) -> Option<()> {
-    let Client { io, tunnel, .. } = client;
-    let answered = async {
-        io.write_all(connect::ESTABLISHED).await?;
-        io.flush().await
-    };
-    if answered.await.is_err() {
-        tunnel.answer_lost();
-        tunnel.cut(EndReason::ClientGone);
-        return None;
-    }
-    client.answer_alone(carrier).await
 }
 
 /// `None`: the client was answered or has left.

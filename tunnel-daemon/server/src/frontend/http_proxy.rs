@@ -9,6 +9,7 @@ use adit_core::failure::DialFailure;
 use adit_core::session::{ProcessBudget, Promise, TunnelKind};
 use adit_proxy::http::{After, Connector, Parent, Proxy, Refusal, Served};
 use bytes::{Bytes, BytesMut};
+use futures_util::future::OptionFuture;
 use http::HeaderMap;
 use http::header::PROXY_AUTHORIZATION;
 use hyper::upgrade::OnUpgrade;
@@ -16,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::frontend::checked_socket::CheckedSocket;
-use crate::frontend::establish::{self, Client, Copying, report};
+use crate::frontend::establish::{self, OpenClient, report};
 use crate::frontend::events::{ClientAccess, ClientTunnel, FrontendContext, NETWORK};
 use crate::frontend::pipe::{PipeEnd, pipe};
 use crate::frontend::users::FrontendUsers;
@@ -95,16 +96,9 @@ where
                 // A copy: these bytes keep the memory of a whole head alive.
                 let copied = BytesMut::from(&early[..]);
                 drop(early);
-                let (mut client, carrier) = Client::new(io, copied, tunnel, open.carrier);
-                client.unless_stopping(&carrier)?;
-                // In a box of its own: neither end may send for long, and what came before needs more memory.
-                let answered: Copying = Box::pin(establish::run(async move {
-                    // Named in this order, so that cancelling drops the tunnel before the client.
-                    let (mut client, mut carrier) = (client, carrier);
-                    client.answer_alone(&mut carrier).await?;
-                    Some(client.copy(carrier))
-                }));
-                return Some(answered);
+                // The answer is written.
+                let open = OpenClient::new(io, copied, tunnel, open.carrier)?;
+                return Some(open.answer_and_copy(b""));
             }
         }
         None
@@ -206,15 +200,15 @@ impl Connector for Clients {
         let bytes = buffer_bytes(self.context.router.budget());
         let (near, far) = pipe(bytes, promise);
         let gone = near.gone();
-        let (client, carrier) = Client::new(far, BytesMut::new(), tunnel, open.carrier);
-        let copying = client.copy(carrier);
+        let open = OpenClient::new(far, BytesMut::new(), tunnel, open.carrier);
+        let copying = OptionFuture::from(open.map(OpenClient::copy));
         self.spawn(async move {
             let left = async {
                 gone.cancelled().await;
                 tokio::time::sleep(LEFT_OPEN).await;
             };
             tokio::select! {
-                () = copying => (),
+                _ended = copying => (),
                 // The target neither sends nor closes, and nobody would read it.
                 () = left => (),
             }

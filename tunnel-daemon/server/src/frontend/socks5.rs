@@ -13,7 +13,7 @@ use crate::frontend::establish::{self, NewClient};
 use crate::frontend::events::{FrontendContext, time_is_up};
 use crate::frontend::users::FrontendUsers;
 use adit_config::plan::ConnectPlan;
-use adit_telemetry::labels::{ClientDialect, EndReason};
+use adit_telemetry::labels::ClientDialect;
 use adit_tls::stream::{Connection, PeerAddr};
 use adit_tunnel::{Closing, close_gracefully};
 
@@ -48,17 +48,9 @@ where
                 return None;
             }
         };
-        let (mut client, carrier) = client.open(opened);
-        client.unless_stopping(&carrier)?;
-        if answer(&mut client.io, &Reply::Succeeded.octets())
-            .await
-            .is_err()
-        {
-            client.tunnel.answer_lost();
-            client.tunnel.cut(EndReason::ClientGone);
-            return None;
-        }
-        Some(client.copy(carrier))
+        let mut open = client.open(opened)?;
+        open.client.answer(&Reply::Succeeded.octets()).await?;
+        Some(open.copy())
     })
 }
 

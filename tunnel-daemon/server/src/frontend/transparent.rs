@@ -45,9 +45,7 @@ pub fn serve(
         let rule = || origins.rule(destination);
         // The client is connected from the start: a failed dial resets the connection, and an open tunnel needs no answer.
         let opened = client.dial(&destination.to_string(), rule).await?.ok()?;
-        let (mut client, carrier) = client.open(opened);
-        client.unless_stopping(&carrier)?;
-        Some(client.copy(carrier))
+        Some(client.open(opened)?.copy())
     })
 }
 

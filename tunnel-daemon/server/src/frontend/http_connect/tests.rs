@@ -8,10 +8,11 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::frontend::client_limits::Unanswered;
+use crate::frontend::establish::{Client, OpenClient};
 use crate::frontend::events::{ClientAccess, ClientTunnel};
 use crate::router::OpenTunnel;
 use adit_telemetry::labels::Path;
-use adit_tunnel::{Channel, DirtyList, Endpoint};
+use adit_tunnel::{Carrier, Channel, DirtyList, Endpoint};
 
 /// How long a client that sends one byte a second keeps its connection.
 async fn kept(plan: ConnectPlan) -> Duration {
@@ -57,8 +58,8 @@ async fn the_configured_head_timeout_is_used() {
 async fn answer_that_cannot_be_written_is_counted_as_send_rsp() {
     let context = FrontendContext::for_tests();
     let (_channel, mut client, endpoint) = opened(&context);
-    let answered = answer(&mut client, &mut Carrier::Endpoint(endpoint)).await;
-    assert_eq!(answered, None);
+    assert_eq!(client.answer(connect::ESTABLISHED).await, None);
+    drop(endpoint);
     drop(client);
     let text = context.metrics.scrape().text();
     for line in [
@@ -105,6 +106,13 @@ fn the_state_of_a_connection_stays_small() {
     let (_channel, client, endpoint) = opened(&context);
     let bytes = size_of_val(&client.copy_bidirectional(endpoint));
     assert!(bytes <= 648, "{bytes} bytes for a tunnel of http-connect");
+    let (_channel, client, endpoint) = opened(&context);
+    let carrier = Carrier::Endpoint(endpoint);
+    let bytes = size_of_val(&OpenClient { carrier, client }.answering(b""));
+    assert!(
+        bytes <= 900,
+        "{bytes} bytes for a client that has sent nothing"
+    );
     let plan = ConnectPlan::default();
     let serving = serve(server, PeerAddr::Unix, Arc::clone(&context), plan);
     let bytes = size_of_val(&serving);
