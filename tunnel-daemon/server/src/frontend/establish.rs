@@ -195,6 +195,10 @@ impl<S: Connection + Send + 'static> OpenClient<S> {
 
     /// Writes `answer` in full and alone: clients refuse tunnel bytes that arrive together with it, so bytes of a target that
     /// speaks first are delayed a little.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "the future of an async function keeps its arguments twice"
+    )]
     pub(super) fn answering(
         mut self,
         answer: &'static [u8],
