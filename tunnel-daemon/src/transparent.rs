@@ -72,7 +72,7 @@ impl Listening<'_> {
     /// Builds the accept loop of a transparent listener.
     pub(crate) fn proxy(
         &self,
-        origins: Arc<impl OriginSource>,
+        origins: Arc<dyn OriginSource>,
         context: &Arc<FrontendContext>,
     ) -> Serve {
         let context = Arc::clone(context);

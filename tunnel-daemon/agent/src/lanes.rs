@@ -328,6 +328,16 @@ impl LaneKeeper {
         self.0.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A lane is idle no more. Wakes the keeper only if it has to open another one.
+    fn taken(&self) {
+        for _lane in 0..self.surplus() {
+            self.0.surplus.notify_one();
+        }
+        if self.missing() > 0 {
+            self.0.changed.notify_one();
+        }
+    }
+
     /// Adds a lane that was just bound. A lane that is not `needed` is drained like idle lanes: its server may have opened a
     /// tunnel on it already.
     fn add(&self, mut lane: Lane, slot: Slot, needed: bool) {

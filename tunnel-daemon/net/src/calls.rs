@@ -11,8 +11,6 @@ use adit_core::http2::{Arrival, Http2Error, Http2Server, ServerLimits, StreamEnd
 use adit_core::session::{ProcessBudget, Queued};
 use adit_core::wire::encode::MessageBuf;
 use bytes::{Buf as _, Bytes, BytesMut};
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::io::poll_read_buf;
@@ -21,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::call_pace::CallPace;
 use crate::call_windows::{CallWindows, WindowGrowth};
 use crate::grpc::{Code, PING_TIMEOUT};
-use crate::poll_set::together;
+use crate::poll_set::{PollSet, together};
 use crate::tasks::Admitted;
 use crate::write_coalescer::ANSWER_DELAY;
 
@@ -324,7 +322,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CallConnection<S> {
     {
         let mut keepalive = Keepalive::new(keepalive_every);
         let mut leaving = Leaving::Not(Box::pin(leaving.cancelled_owned()));
-        let mut calls = FuturesUnordered::new();
+        let mut calls = PollSet::default();
         let http2 = Arc::clone(&self.http2);
         let mut connection = Some(self);
         let mut result = Ok(());
@@ -341,7 +339,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CallConnection<S> {
                     Poll::Pending => None,
                 };
                 while let Some((call, arrival)) = open.next_call(cx) {
-                    calls.extend(on_call(call, arrival));
+                    if let Some(call) = on_call(call, arrival) {
+                        calls.push(call);
+                    }
                 }
                 if let Some(over) = over {
                     // What is left is GOAWAY.
@@ -352,7 +352,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CallConnection<S> {
                     lock(&http2).gone();
                 }
             }
-            while let Poll::Ready(Some(())) = calls.poll_next_unpin(cx) {}
+            calls.poll(cx);
             if let Some(open) = &mut connection {
                 leaving.poll(cx, &http2);
                 let written = open.poll_write(cx);

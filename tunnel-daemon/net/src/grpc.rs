@@ -10,8 +10,6 @@ use std::time::Duration;
 use adit_core::http2::StreamEnd;
 use adit_core::text::beginning;
 use adit_core::wire::encode::MessageBuf;
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Ping, PingPong, RecvStream, client};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
@@ -20,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::call_pace::CallPace;
-use crate::poll_set::together;
+use crate::poll_set::{PollSet, together};
 use crate::tasks::Admitted;
 use crate::write_coalescer::{Flusher, Heard, WriteCoalescer, gather};
 use adit_config::limits::{
@@ -440,12 +438,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
         F: FnMut(Request<RecvStream>, SendResponse<MessageBuf>) -> Option<Admitted>,
     {
         let mut leaving = Some(Box::pin(leaving.cancelled_owned()));
-        let mut calls = FuturesUnordered::new();
+        let mut calls = PollSet::default();
         let mut connection = Some(self);
         let mut result = Ok(());
         together(|cx| {
             let over = loop {
-                while let Poll::Ready(Some(())) = calls.poll_next_unpin(cx) {}
+                calls.poll(cx);
                 let Some(open) = &mut connection else {
                     break false;
                 };
@@ -458,7 +456,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ServerConnection<S> {
                 }
                 match open.poll_call(cx) {
                     Poll::Ready(Ok(Some((request, respond)))) => {
-                        calls.extend(on_call(request, respond));
+                        if let Some(call) = on_call(request, respond) {
+                            calls.push(call);
+                        }
                     }
                     Poll::Ready(Ok(None)) => break true,
                     Poll::Ready(Err(error)) => {

@@ -1,13 +1,14 @@
 //! Happy eyeballs (RFC 8305): attempts at several places, the next of which starts while earlier ones have not answered.
 //! Connects race over the addresses of a name, DNS queries over name servers.
 
+use std::pin::Pin;
 use std::time::Duration;
 use std::vec;
 
-use futures_util::StreamExt as _;
 use futures_util::future::{Join, Ready, join, ready};
-use futures_util::stream::FuturesUnordered;
 use tokio::time::sleep;
+
+use crate::poll_set::first_of;
 
 /// Time that one attempt has before the next one starts beside it; Go's value.
 const STAGGER: Duration = Duration::from_millis(300);
@@ -17,7 +18,7 @@ const STAGGER: Duration = Duration::from_millis(300);
 pub struct Race<P, A, F: Future> {
     waiting: vec::IntoIter<P>,
     attempt: A,
-    running: FuturesUnordered<Join<Ready<P>, F>>,
+    running: Vec<Pin<Box<Join<Ready<P>, F>>>>,
 }
 
 impl<P, A, F> Race<P, A, F>
@@ -32,7 +33,7 @@ where
         Self {
             waiting: places.into_iter(),
             attempt,
-            running: FuturesUnordered::new(),
+            running: Vec::new(),
         }
     }
 
@@ -43,7 +44,7 @@ where
             match self.waiting.next() {
                 Some(place) => {
                     let attempt = (self.attempt)(place.clone());
-                    self.running.push(join(ready(place), attempt));
+                    self.running.push(Box::pin(join(ready(place), attempt)));
                 }
                 None if self.running.is_empty() => return None,
                 None => (),
@@ -51,7 +52,7 @@ where
             let more = self.waiting.len() > 0;
             tokio::select! {
                 biased;
-                done = self.running.next() => return done,
+                done = first_of(&mut self.running) => return Some(done),
                 () = sleep(STAGGER), if more => (),
             }
         }

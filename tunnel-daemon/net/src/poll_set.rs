@@ -2,12 +2,14 @@
 //! thread for it.
 
 use std::future::poll_fn;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::pin::Pin;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
+use slab::Slab;
 
 /// Rounds before the task yields.
 const ROUNDS_PER_POLL: usize = 16;
@@ -65,6 +67,124 @@ pub async fn together<T>(mut round: impl FnMut(&mut Context<'_>) -> Poll<T>) -> 
     .await
 }
 
+/// Waits for the first of a few futures that is done, and removes it; without any it waits for ever. For more than a few, or some
+/// that live for long, there is [`PollSet`].
+pub async fn first_of<F: Future + Unpin>(futures: &mut Vec<F>) -> F::Output {
+    poll_fn(|cx| {
+        let mut done = futures.iter_mut().enumerate().filter_map(|(at, future)| {
+            match Pin::new(future).poll(cx) {
+                Poll::Ready(output) => Some((at, output)),
+                Poll::Pending => None,
+            }
+        });
+        match done.next() {
+            Some((at, output)) => {
+                futures.remove(at);
+                Poll::Ready(output)
+            }
+            None => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Futures in one task, of which a turn polls those that were woken. Unlike `FuturesUnordered` it does not wake its task after a
+/// turn that has polled all of them: with one future, an idle turn would follow each of its turns.
+pub struct PollSet<F> {
+    members: Slab<Member<F>>,
+    woken: Arc<Woken>,
+    /// Keys of the members whose turn it is; empty between turns, kept for its memory.
+    turn: Vec<usize>,
+}
+
+struct Member<F> {
+    future: F,
+    signal: Arc<MemberSignal>,
+    waker: Waker,
+}
+
+#[derive(Default)]
+struct Woken {
+    keys: Mutex<Vec<usize>>,
+    task: AtomicWaker,
+}
+
+struct MemberSignal {
+    key: usize,
+    is_woken: AtomicBool,
+    set: Arc<Woken>,
+}
+
+impl Woken {
+    fn keys(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for MemberSignal {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.is_woken.swap(true, AcqRel) {
+            self.set.keys().push(self.key);
+            self.set.task.wake();
+        }
+    }
+}
+
+impl<F> Default for PollSet<F> {
+    fn default() -> Self {
+        Self {
+            members: Slab::new(),
+            woken: Arc::default(),
+            turn: Vec::new(),
+        }
+    }
+}
+
+impl<F: Future<Output = ()> + Unpin> PollSet<F> {
+    /// Whether all futures have ended.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Adds a future, which the next [`Self::poll`] polls; the task is not woken for it.
+    pub fn push(&mut self, future: F) {
+        let place = self.members.vacant_entry();
+        let signal = Arc::new(MemberSignal {
+            key: place.key(),
+            is_woken: AtomicBool::new(true),
+            set: Arc::clone(&self.woken),
+        });
+        self.woken.keys().push(place.key());
+        place.insert(Member {
+            future,
+            waker: Waker::from(Arc::clone(&signal)),
+            signal,
+        });
+    }
+
+    /// Polls the futures that were woken, each once, and drops those that have ended. What is woken meanwhile wakes the task.
+    pub fn poll(&mut self, cx: &mut Context<'_>) {
+        self.woken.task.register(cx.waker());
+        std::mem::swap(&mut self.turn, &mut *self.woken.keys());
+        for key in self.turn.drain(..) {
+            // One that has ended may be woken as well, and another one in its place.
+            let Some(member) = self.members.get_mut(key) else {
+                continue;
+            };
+            member.signal.is_woken.swap(false, AcqRel);
+            let cx = &mut Context::from_waker(&member.waker);
+            if Pin::new(&mut member.future).poll(cx).is_ready() {
+                self.members.remove(key);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,7 +192,7 @@ mod tests {
     use std::sync::atomic::Ordering::SeqCst;
     use std::task::Context;
 
-    use tokio::sync::mpsc;
+    use tokio::sync::{mpsc, oneshot};
 
     use crate::tasks::Tasks;
 
@@ -158,5 +278,90 @@ mod tests {
         })
         .await;
         assert_eq!(sum, 19_999 * 20_000 / 2);
+    }
+
+    /// A future that counts its turns, and wakes itself in the first `restless` ones; it ends when told.
+    fn counting(
+        turns: &Arc<AtomicUsize>,
+        restless: usize,
+        mut told: oneshot::Receiver<()>,
+    ) -> Pin<Box<dyn Future<Output = ()>>> {
+        let turns = Arc::clone(turns);
+        Box::pin(poll_fn(move |cx| {
+            if turns.fetch_add(1, SeqCst) < restless {
+                cx.waker().wake_by_ref();
+            }
+            Pin::new(&mut told).poll(cx).map(|_told| ())
+        }))
+    }
+
+    #[test]
+    fn only_woken_futures_get_a_turn_and_no_idle_turn_follows() {
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let cx = &mut Context::from_waker(&waker);
+        let mut set = PollSet::default();
+        let turns: [Arc<AtomicUsize>; 2] = Default::default();
+        let [(end, told), (end_other, told_other)] = [(); 2].map(|()| oneshot::channel());
+        set.push(counting(&turns[0], 0, told));
+        set.push(counting(&turns[1], 0, told_other));
+        let seen = |wakes: &Count| {
+            let [first, second] = [&turns[0], &turns[1]].map(|turns| turns.load(SeqCst));
+            (first, second, wakes.0.load(SeqCst))
+        };
+        for _turn in 0..3 {
+            set.poll(cx);
+            assert_eq!(seen(&count), (1, 1, 0));
+        }
+        end.send(()).unwrap();
+        assert_eq!(seen(&count), (1, 1, 1));
+        set.poll(cx);
+        assert_eq!(seen(&count), (2, 1, 1));
+        assert!(!set.is_empty());
+        end_other.send(()).unwrap();
+        set.poll(cx);
+        assert_eq!(seen(&count), (2, 2, 2));
+        assert!(set.is_empty());
+    }
+
+    #[test]
+    fn a_future_that_wakes_itself_gets_one_turn_a_poll() {
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let cx = &mut Context::from_waker(&waker);
+        let mut set = PollSet::default();
+        let turns = Arc::default();
+        let (_end, told) = oneshot::channel();
+        set.push(counting(&turns, 3, told));
+        for turn in 1..6 {
+            set.poll(cx);
+            assert_eq!(turns.load(SeqCst), turn.min(4));
+            assert_eq!(count.0.load(SeqCst), turn.min(3));
+        }
+    }
+
+    #[test]
+    fn a_waker_that_outlives_its_future_harms_no_other() {
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut set: PollSet<Pin<Box<dyn Future<Output = ()>>>> = PollSet::default();
+        let kept = Arc::new(Mutex::new(None));
+        let keeps = Arc::clone(&kept);
+        set.push(Box::pin(poll_fn(move |cx| {
+            *keeps.lock().unwrap() = Some(cx.waker().clone());
+            Poll::Ready(())
+        })));
+        set.poll(cx);
+        assert!(set.is_empty());
+        let kept: Waker = kept.lock().unwrap().take().unwrap();
+        kept.wake_by_ref();
+        set.poll(cx);
+        let turns = Arc::default();
+        let (end, told) = oneshot::channel();
+        set.push(counting(&turns, 0, told));
+        set.poll(cx);
+        kept.wake();
+        end.send(()).unwrap();
+        set.poll(cx);
+        assert!(set.is_empty());
     }
 }

@@ -76,12 +76,14 @@ pub struct CopyOutcome {
     pub to_socket: u64,
     /// The socket's peer was sent FIN.
     pub sent_fin: bool,
+    /// The socket's peer has sent FIN, and everything before it was read.
+    pub read_fin: bool,
     /// How it ended.
     pub end: CopyEnd,
 }
 
 impl CopyOutcome {
-    /// How to close the socket; `None` if it has failed.
+    /// How to close the socket; `None` to drop it: it has failed, or has sent and read FIN.
     #[must_use]
     pub fn closing(&self) -> Option<Closing> {
         let CopyEnd::Tunnel(end) = &self.end else {
@@ -89,7 +91,10 @@ impl CopyOutcome {
         };
         Some(
             if end.is_in_order() || (self.sent_fin && end.delivers_rest()) {
-                // The socket has sent EOF before; only the bytes towards it can still fail.
+                // The socket has sent EOF before; only the bytes towards it can still fail. The kernel delivers them.
+                if self.sent_fin && self.read_fin {
+                    return None;
+                }
                 Closing::InOrder
             } else if self.sent_fin || end.delivers_rest() {
                 // The direction towards the socket is complete, even if the other one is not.
@@ -230,6 +235,7 @@ impl BidirectionalCopy {
                 from_socket: self.from_socket,
                 to_socket: self.to_socket,
                 sent_fin: self.has_sent_fin(),
+                read_fin: self.read_done || self.drop_done,
                 end,
             })
     }
@@ -361,13 +367,16 @@ impl BidirectionalCopy {
             && let Poll::Ready(shut) = Pin::new(&mut **socket).poll_shutdown(cx)
         {
             self.write_shut = true;
-            // Once the tunnel is over, the socket's owner closes it.
-            if self.tunnel_end.is_none() {
-                // The peer may be gone already; reading finds out.
-                shut?;
-                if let Some(socket) = socket.tcp() {
-                    end_on_close(socket);
+            match shut {
+                Ok(()) => {
+                    if let Some(socket) = socket.tcp() {
+                        end_on_close(socket);
+                    }
                 }
+                // Once the tunnel is over, the socket's owner closes it.
+                Err(_gone) if self.tunnel_end.is_some() => (),
+                // The peer may be gone already; reading finds out.
+                Err(gone) => return Err(gone),
             }
         }
         // Writing made room: poll the endpoint again, or its waker would not be registered.

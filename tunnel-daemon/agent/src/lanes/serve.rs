@@ -69,7 +69,7 @@ impl LaneKeeper {
                 continue;
             }
             lane.count_as(self.adit().lanes.of(LaneState::Busy).guard());
-            self.0.changed.notify_one();
+            self.taken();
             // Until the target counts as open, or the lane is idle again.
             let _under_way = self.0.context.dials.begin();
             let answer = {

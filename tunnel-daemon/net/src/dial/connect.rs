@@ -68,7 +68,8 @@ impl Connect for TcpConnect {
             .inspect_err(|_refused| self.accounts.failed(accounted))?;
         // Without a listener on an ephemeral port of this machine, the kernel may choose that very port as the source, and
         // connects the socket to itself.
-        if stream.local_addr()? == stream.peer_addr()? {
+        let source = stream.local_addr()?;
+        if (source.ip(), source.port()) == (addr.ip(), addr.port()) {
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused));
         }
         Ok(stream)

@@ -1,7 +1,7 @@
 //! `AgentService/Connect`: identifies the caller, authorizes it, and runs its link.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
@@ -173,8 +173,18 @@ impl Backend {
     ///
     /// GOAWAY is never sent while the connection runs: on GOAWAY, agents in the field drop all their tunnels. A cancelled call
     /// closes the connection; its links then end by themselves.
-    pub async fn serve<S>(
-        self: &Arc<Self>,
+    pub fn serve(
+        self: Arc<Self>,
+        io: ByteStream,
+        peer: PeerAddr,
+        certificate: Option<Certificate>,
+        account: Option<u64>,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(self.serve_io(io, peer, certificate, account))
+    }
+
+    async fn serve_io<S>(
+        self: Arc<Self>,
         io: S,
         peer: PeerAddr,
         certificate: Option<Certificate>,

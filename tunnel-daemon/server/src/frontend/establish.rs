@@ -30,13 +30,12 @@ const ANSWER_ALONE: Duration = Duration::from_millis(25);
 /// An open tunnel, from its answer to its end.
 pub(super) type Copying = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// A connection up to its open tunnel; `None`: it has none.
+pub(super) type Establishing = Pin<Box<dyn Future<Output = Option<Copying>> + Send>>;
+
 /// Runs one connection. `opening` is freed before the tunnel runs: it needs more memory than the tunnel, which may live for
 /// days in the same task.
-pub(super) fn run<F>(opening: F) -> impl Future<Output = ()> + Send + use<F>
-where
-    F: Future<Output = Option<Copying>> + Send,
-{
-    let opening = Box::pin(opening);
+pub(super) fn run(opening: Establishing) -> impl Future<Output = ()> + Send + use<> {
     async move {
         if let Some(copying) = opening.await {
             copying.await;
@@ -190,7 +189,7 @@ impl<S: Connection + Send + 'static> OpenClient<S> {
     /// Answers, and copies bytes until the tunnel or the client has ended. In a box of its own: neither end may send for long,
     /// and what came before needs more memory.
     pub(super) fn answer_and_copy(self, answer: &'static [u8]) -> Copying {
-        Box::pin(run(self.answering(answer)))
+        Box::pin(run(Box::pin(self.answering(answer))))
     }
 
     /// Writes `answer` in full and alone: clients refuse tunnel bytes that arrive together with it, so bytes of a target that

@@ -10,27 +10,33 @@ use adit_core::failure::DialFailure;
 use bytes::{Buf as _, BytesMut};
 use tokio::io::AsyncWriteExt as _;
 
-use crate::frontend::establish::{self, NewClient};
+use crate::frontend::establish::{self, Establishing, NewClient};
 use crate::frontend::events::{FrontendContext, time_is_up};
 use adit_config::limits::UNANSWERED_BYTES_FREE;
 use adit_config::plan::ConnectPlan;
 use adit_telemetry::labels::ClientDialect;
-use adit_tls::stream::{Connection, PeerAddr};
+use adit_tls::stream::{ByteStream, Connection, PeerAddr};
 
 /// Serves one connection to its end. `peer` is its address for logs. Once this process leaves, a connection without a request
 /// is closed.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
-pub fn serve<S>(
+pub fn serve(
+    io: ByteStream,
+    peer: PeerAddr,
+    context: Arc<FrontendContext>,
+    plan: ConnectPlan,
+) -> impl Future<Output = ()> + Send + use<> {
+    establish::run(establishing(io, peer, context, plan))
+}
+
+fn establishing<S: Connection + Send + 'static>(
     io: S,
     peer: PeerAddr,
     context: Arc<FrontendContext>,
     plan: ConnectPlan,
-) -> impl Future<Output = ()> + Send + use<S>
-where
-    S: Connection + Send + 'static,
-{
-    establish::run(async move {
+) -> Establishing {
+    Box::pin(async move {
         let counted = context.metrics.http_connections.guard();
         let leaving = context.leaving.clone();
         let mut client = NewClient::new(io, peer, context, ClientDialect::HttpConnect);

@@ -24,7 +24,7 @@ use crate::frontend::users::FrontendUsers;
 use crate::router::OpenTunnel;
 use adit_config::plan::ConnectPlan;
 use adit_telemetry::labels::{ClientDialect, EndReason};
-use adit_tls::stream::{Connection, PeerAddr};
+use adit_tls::stream::{ByteStream, Connection, PeerAddr};
 use adit_tunnel::{Carrier, Closing, close_gracefully, reset_on_close};
 
 /// Bytes that an HTTP connection to a target and the pipe to its tunnel hold each way, if memory is plentiful or not.
@@ -48,25 +48,22 @@ pub fn buffer_bytes(budget: &ProcessBudget) -> usize {
 /// it has to be one of them. Once this process leaves, no further request is read.
 ///
 /// A cancelled call cancels dials and resets tunnels.
-pub fn serve<S>(
-    io: S,
+pub fn serve(
+    io: ByteStream,
     peer: PeerAddr,
     context: Arc<FrontendContext>,
     proxy: Arc<Proxy>,
     plan: ConnectPlan,
     users: Option<FrontendUsers>,
-) -> impl Future<Output = ()> + Send + use<S>
-where
-    S: Connection + Send + 'static,
-{
-    establish::run(async move {
+) -> impl Future<Output = ()> + Send + use<> {
+    establish::run(Box::pin(async move {
         context.account_shared(&io);
         if let Some(socket) = io.tcp() {
             // Only an orderly end undoes this: a response that is cut off, also by the end of this process, must not look complete.
             reset_on_close(socket);
         }
         let connector = Clients {
-            access: context.admit(io.principal()),
+            access: context.admit(io.principal().map(AsRef::as_ref)),
             head_timeout: plan.head_timeout,
             may_take_raw_lane: io.is_plain(),
             peer,
@@ -102,7 +99,7 @@ where
             }
         }
         None
-    })
+    }))
 }
 
 /// Carries the bytes of another protocol. The task of the target's connection reports them, and its end.

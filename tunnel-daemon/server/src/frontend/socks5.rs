@@ -9,29 +9,36 @@ use adit_core::socks5::{self, Method, Parsed, Reply};
 use bytes::Buf as _;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::frontend::establish::{self, NewClient};
+use crate::frontend::establish::{self, Establishing, NewClient};
 use crate::frontend::events::{FrontendContext, time_is_up};
 use crate::frontend::users::FrontendUsers;
 use adit_config::plan::ConnectPlan;
 use adit_telemetry::labels::ClientDialect;
-use adit_tls::stream::{Connection, PeerAddr};
+use adit_tls::stream::{ByteStream, Connection, PeerAddr};
 use adit_tunnel::{Closing, close_gracefully};
 
 /// Serves one connection to its end. `peer` is its address for logs, `plan` bounds the time for the request. With `users` the
 /// client has to be one of them. Once this process leaves, a connection without a request is closed.
 ///
 /// A cancelled call cancels the dial or resets the tunnel.
-pub fn serve<S>(
+pub fn serve(
+    io: ByteStream,
+    peer: PeerAddr,
+    context: Arc<FrontendContext>,
+    plan: ConnectPlan,
+    users: Option<FrontendUsers>,
+) -> impl Future<Output = ()> + Send + use<> {
+    establish::run(establishing(io, peer, context, plan, users))
+}
+
+fn establishing<S: Connection + Send + 'static>(
     io: S,
     peer: PeerAddr,
     context: Arc<FrontendContext>,
     plan: ConnectPlan,
     users: Option<FrontendUsers>,
-) -> impl Future<Output = ()> + Send + use<S>
-where
-    S: Connection + Send + 'static,
-{
-    establish::run(async move {
+) -> Establishing {
+    Box::pin(async move {
         let leaving = context.leaving.clone();
         let mut client = NewClient::new(io, peer, context, ClientDialect::Socks5);
         let time = client.admission.at_most(plan.head_timeout);

@@ -19,9 +19,9 @@ use adit_tunnel::reset_on_close;
 pub fn serve(
     io: ByteStream,
     context: Arc<FrontendContext>,
-    origins: Arc<impl OriginSource>,
-) -> impl Future<Output = ()> + Send {
-    establish::run(async move {
+    origins: Arc<dyn OriginSource>,
+) -> impl Future<Output = ()> + Send + use<> {
+    establish::run(Box::pin(async move {
         let peer = io.peer();
         let (Some(socket), PeerAddr::Tcp(client)) = (io.tcp(), peer) else {
             return None; // Listeners of this dialect are TCP.
@@ -46,7 +46,7 @@ pub fn serve(
         // The client is connected from the start: a failed dial resets the connection, and an open tunnel needs no answer.
         let opened = client.dial(&destination.to_string(), rule).await?.ok()?;
         Some(client.open(opened)?.copy())
-    })
+    }))
 }
 
 #[cfg(test)]

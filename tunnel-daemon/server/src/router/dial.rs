@@ -14,8 +14,6 @@ use adit_core::peer::Forward;
 use adit_core::registry::{Condition, Registry, Scope};
 use adit_core::session::{CancelledDial, DialRequest, Moment, Promise, TunnelKind};
 use adit_core::target::Host;
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -25,6 +23,7 @@ use crate::router::handle::LinkHandle;
 use crate::router::peers::{PeerAnswer, PeerHandle, time_left};
 use crate::router::route::{OpenTunnel, Router};
 use adit_config::limits;
+use adit_net::poll_set::first_of;
 use adit_telemetry::labels::{AgentDial, DialReason, Path, PeerDial};
 use adit_telemetry::{AgentDials, DialCounts};
 use adit_tunnel::clock::{instant, moment};
@@ -583,7 +582,7 @@ struct Dialing<'a> {
 impl Dialing<'_> {
     async fn run(mut self) -> Result<OpenTunnel<Carrier>, DialFailure> {
         let router = self.router;
-        let mut running: FuturesUnordered<Running<'_>> = FuturesUnordered::new();
+        let mut running: Vec<Running<'_>> = Vec::new();
         let mut place = None;
         let mut step = Step::Ask(Reason::First);
         loop {
@@ -620,7 +619,7 @@ impl Dialing<'_> {
             };
             tokio::select! {
                 biased;
-                Some((handle, outcome)) = running.next(), if !running.is_empty() => match outcome {
+                (handle, outcome) = first_of(&mut running) => match outcome {
                     Ok(open) => return Ok(open),
                     Err(cancelled) => step = self.ended(&handle, cancelled),
                 },

@@ -8,7 +8,7 @@ mod stream;
 pub use client_socket::ClientSocket;
 pub use stream::ProxyStream;
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,7 +50,16 @@ fn windows_of(context: &FrontendContext) -> (u32, Option<Arc<CallWindows>>) {
 /// connection ends when it has no calls, or at once before its HTTP/2 preface. Every `Proxy` call is polled as a task of its own.
 ///
 /// A cancelled call closes the connection, which resets its tunnels.
-pub async fn serve<S>(
+pub fn serve(
+    io: ClientSocket,
+    context: Arc<FrontendContext>,
+    admission: ClientAccess,
+    keepalive: Duration,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(serve_io(io, context, admission, keepalive))
+}
+
+pub(super) async fn serve_io<S>(
     io: S,
     context: Arc<FrontendContext>,
     admission: ClientAccess,

@@ -22,7 +22,7 @@ use adit_config::limits::CALL_IDLE_TIMEOUT;
 async fn a_call_without_a_dial_ends_after_sixty_seconds() {
     let (near, far) = tokio::io::duplex(1 << 16);
     let (context, admission) = (FrontendContext::for_tests(), ClientAccess::default());
-    let serving = serve(near, context, admission, Duration::from_secs(3600));
+    let serving = serve_io(near, context, admission, Duration::from_secs(3600));
     let client = async {
         let handshake = h2::client::handshake(far).await;
         let (mut requests, connection) = handshake.expect("HTTP/2");
@@ -109,7 +109,7 @@ async fn call(
 async fn a_call_beyond_the_limit_is_told_that_there_is_no_room() {
     let (near, far) = tokio::io::duplex(1 << 20);
     let (context, admission) = (FrontendContext::for_tests(), ClientAccess::default());
-    let serving = serve(near, context, admission, Duration::from_secs(3600));
+    let serving = serve_io(near, context, admission, Duration::from_secs(3600));
     let client = async {
         let handshake = h2::client::handshake(far).await;
         let (mut requests, connection) = handshake.expect("HTTP/2");

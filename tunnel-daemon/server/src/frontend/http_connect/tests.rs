@@ -20,7 +20,7 @@ async fn kept(plan: ConnectPlan) -> Duration {
     let (mut client, server) = duplex(64);
     let started = Instant::now();
     let serving = async {
-        serve(server, PeerAddr::Unix, context, plan).await;
+        establish::run(establishing(server, PeerAddr::Unix, context, plan)).await;
         started.elapsed()
     };
     let trickling = async {
@@ -114,12 +114,13 @@ fn the_state_of_a_connection_stays_small() {
         "{bytes} bytes for a client that has sent nothing"
     );
     let plan = ConnectPlan::default();
-    let serving = serve(server, PeerAddr::Unix, Arc::clone(&context), plan);
+    let opening = establishing(server, PeerAddr::Unix, Arc::clone(&context), plan);
+    let serving = establish::run(opening);
     let bytes = size_of_val(&serving);
-    assert!(bytes <= 48, "{bytes} bytes around it");
+    assert!(bytes <= 56, "{bytes} bytes around it");
     let (_client, server) = duplex(64);
     let admission = ClientAccess::default();
-    let serving = crate::frontend::grpc::serve(server, context, admission, Duration::MAX);
+    let serving = crate::frontend::grpc::serve_io(server, context, admission, Duration::MAX);
     let bytes = size_of_val(&serving);
     assert!(bytes <= 600, "{bytes} bytes for grpc");
 }
@@ -141,7 +142,8 @@ async fn beside_many(is_linked: bool, sends: &[u8]) -> (bool, Vec<u8>) {
     let mut others = Unanswered::new(&context.limits);
     others.count(2 * adit_config::limits::UNANSWERED_BYTES_MAX);
     let (mut client, server) = duplex(1024);
-    let serving = serve(server, PeerAddr::Unix, context, ConnectPlan::default());
+    let opening = establishing(server, PeerAddr::Unix, context, ConnectPlan::default());
+    let serving = establish::run(opening);
     let talking = async {
         let sent = tokio::time::timeout(Duration::from_secs(10), client.write_all(sends)).await;
         let mut answer = vec![0; 64];
