@@ -4,6 +4,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -41,6 +42,7 @@ func main() {
 	var targetsJSON, planJSON string
 	f := flag.NewFlagSet("run", flag.ExitOnError)
 	f.StringVar(&l.dialer.Mode, "way", tunnel.GRPC, "grpc or http-connect")
+	reuse := f.Bool("reuse", false, "one connection for all gRPC tunnels")
 	f.StringVar(&l.dialer.Socket, "frontend", "", "unix socket of the frontend")
 	f.StringVar(&targetsJSON, "targets", "", "what `adit-load target` printed")
 	f.StringVar(&l.control, "control", "", "where the targets tell what arrived, reached without the measured path")
@@ -51,6 +53,13 @@ func main() {
 	strict := json.NewDecoder(strings.NewReader(planJSON))
 	strict.DisallowUnknownFields()
 	check(strict.Decode(&l.plan))
+
+	if *reuse {
+		reused, err := l.dialer.Reuse(context.Background())
+		check(err)
+		defer func() { _ = reused.Close() }()
+		l.dialer.Reused = reused
+	}
 
 	for _, m := range []struct {
 		name string

@@ -19,6 +19,7 @@ mod scenario;
 mod soak;
 mod syscalls;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -168,7 +169,7 @@ fn run(workspace: &Workspace, args: &Args) -> anyhow::Result<()> {
     }
     let mut scenario = args.scenario(workspace)?;
     let programs = Programs::new(workspace, args.adit.clone())?;
-    if args.check && scenario.dialects.contains(&Dialect::GrpcGo) && go().is_ok() {
+    if args.check && scenario.dialects.iter().any(|dialect| dialect.is_go()) && go().is_ok() {
         // A missing dialect fails no check. Where Go is installed, the Go load tool must therefore build.
         programs.build_go_load()?;
     }
@@ -309,14 +310,21 @@ fn go_load<P>(
     results: &mut Results,
     build: impl FnOnce() -> anyhow::Result<()>,
 ) {
-    let is_go = |(_, dialect): &(P, Dialect)| *dialect == Dialect::GrpcGo;
-    if runs.iter().any(is_go)
-        && let Err(error) = build()
-    {
-        let (name, why) = (Dialect::GrpcGo.name(), format!("{error:#}"));
-        eprintln!("perf: {name} is missing: {why}");
-        runs.retain(|run| !is_go(run));
-        results.ways_missing.insert(Dialect::GrpcGo, why);
+    let go: BTreeSet<Dialect> = runs
+        .iter()
+        .map(|(_, dialect)| *dialect)
+        .filter(|dialect| dialect.is_go())
+        .collect();
+    if go.is_empty() {
+        return;
+    }
+    if let Err(error) = build() {
+        let why = format!("{error:#}");
+        runs.retain(|(_, dialect)| !dialect.is_go());
+        for dialect in go {
+            eprintln!("perf: {} is missing: {why}", dialect.name());
+            results.ways_missing.insert(dialect, why.clone());
+        }
     }
 }
 

@@ -97,6 +97,9 @@ pub(crate) fn load(site: &Site, route: &Route, plan: &Plan) -> anyhow::Result<Sa
         format!("--control={}", route.targets["control"]),
         format!("--plan={}", serde_json::to_string(plan)?),
     ]);
+    if route.dialect == Dialect::GrpcGoReused {
+        command.arg("--reuse");
+    }
     if let Some(frontend) = &route.frontend {
         command.arg(format!("--frontend={frontend}"));
     }

@@ -136,6 +136,7 @@ fn chart<'a>(results: &'a Results, spec: &'static Spec, dialect: Dialect) -> Opt
     let client = match dialect {
         Dialect::Grpc => "gRPC client of our own",
         Dialect::GrpcGo => "gRPC client in Go",
+        Dialect::GrpcGoReused => "gRPC client in Go, one connection for all tunnels",
         Dialect::HttpConnect => "HTTP CONNECT client",
         Dialect::Socks5 => "SOCKS5 client",
         Dialect::Tcp => "plain TCP client",

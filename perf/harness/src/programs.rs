@@ -150,7 +150,7 @@ impl Programs {
         let to = self.out.join("bin").join(name);
         let mut build = go().with_context(|| format!("{name} is built by Go"))?;
         build
-            .args(["build", "-trimpath", "-o"])
+            .args(["build", "-trimpath", "-tags=reusable", "-o"])
             .arg(&to)
             .arg(package)
             .current_dir(self.workspace.path(folder))

@@ -15,6 +15,8 @@ pub enum Dialect {
     Grpc,
     /// gRPC by the Go client library, which kube-apiserver uses.
     GrpcGo,
+    /// The same over one connection, with the tunnel that this library can use again from v0.37.0 on.
+    GrpcGoReused,
     /// HTTP CONNECT.
     HttpConnect,
     /// SOCKS5.
@@ -29,6 +31,7 @@ impl Dialect {
         match self {
             Self::Grpc => "grpc",
             Self::GrpcGo => "grpc-go",
+            Self::GrpcGoReused => "grpc-go-reused",
             Self::HttpConnect => "http-connect",
             Self::Socks5 => "socks5",
             Self::Tcp => "tcp",
@@ -38,9 +41,14 @@ impl Dialect {
     /// Name for the load tools and for upstream's `--mode`, which do not distinguish gRPC clients.
     pub fn protocol(self) -> &'static str {
         match self {
-            Self::GrpcGo => Self::Grpc.name(),
+            Self::GrpcGo | Self::GrpcGoReused => Self::Grpc.name(),
             other => other.name(),
         }
+    }
+
+    /// Whether the load tool in Go speaks it.
+    pub fn is_go(self) -> bool {
+        matches!(self, Self::GrpcGo | Self::GrpcGoReused)
     }
 }
 

@@ -45,7 +45,12 @@ impl Konnectivity {
             version,
             programs,
             args,
-            dialects: &[Dialect::Grpc, Dialect::GrpcGo, Dialect::HttpConnect],
+            dialects: &[
+                Dialect::Grpc,
+                Dialect::GrpcGo,
+                Dialect::GrpcGoReused,
+                Dialect::HttpConnect,
+            ],
             has_cgroups: false,
             is_accounted: false,
             has_tokens: false,

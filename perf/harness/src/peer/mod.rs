@@ -168,7 +168,7 @@ impl Route {
     /// Address of the server's agent port, for the load's own agents: not every path has one, and the Go load tool has none.
     pub(crate) fn agent_port(&self) -> Option<&String> {
         let port = self.targets.get(AGENTS);
-        port.filter(|_port| self.dialect != Dialect::GrpcGo)
+        port.filter(|_port| !self.dialect.is_go())
     }
 
     /// Starts a process whose memory and CPU time count.
