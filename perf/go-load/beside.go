@@ -2,17 +2,35 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"slices"
 	"time"
 )
 
-// mixed measures echo beside bulk downloads.
+// mixed measures echo beside downloads that take all they get, and beside downloads at an equal, fixed rate.
 func (l *load) mixed() error {
-	t, err := l.start(false, l.plan.MixedStreams)
+	t, err := l.start(false, l.plan.MixedStreams, 0)
 	if err != nil {
 		return err
 	}
+	if l.values["mixed_down_gbit_s"], err = l.beside(t, "mixed_echo"); err != nil {
+		return err
+	}
+	if l.plan.EvenMbitS == 0 || l.plan.MixedStreams == 0 {
+		return nil
+	}
+	rate := l.plan.EvenMbitS * 1_000_000 / 8 / int64(l.plan.MixedStreams)
+	if t, err = l.start(false, l.plan.MixedStreams, rate); err != nil {
+		return err
+	}
+	name := fmt.Sprintf("even_%d", l.plan.EvenMbitS)
+	l.values[name+"_gbit_s"], err = l.beside(t, name)
+	return err
+}
+
+// beside measures echo beside transfers, and ends them; it returns their rate.
+func (l *load) beside(t *transfers, name string) (float64, error) {
 	time.Sleep(l.plan.lasting() / 3)
 	before, _ := t.bytes() // counted here: cannot fail
 	begin := time.Now()
@@ -20,10 +38,9 @@ func (l *load) mixed() error {
 	after, _ := t.bytes()
 	took := time.Since(begin)
 	if err := errors.Join(err, t.end()); err != nil {
-		return err
+		return 0, err
 	}
-	l.values["mixed_down_gbit_s"] = float64(after-before) * 8 / took.Seconds() / 1e9
-	return l.latencies("mixed_echo", samples)
+	return float64(after-before) * 8 / took.Seconds() / 1e9, l.latencies(name, samples)
 }
 
 // isolation compares echo beside readers that never read with echo alone, in this same run.

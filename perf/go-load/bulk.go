@@ -18,9 +18,12 @@ type transfers struct {
 	done  func()
 }
 
-// start opens all tunnels, then lets them run.
-func (l *load) start(up bool, streams int) (*transfers, error) {
+// start opens all tunnels, then lets them run; a download gets rate bytes a second, or as many as it takes for 0.
+func (l *load) start(up bool, streams int, rate int64) (*transfers, error) {
 	address, greeting := l.targets.Source, "0\n"
+	if rate > 0 {
+		greeting = fmt.Sprintf("0 %d\n", rate)
+	}
 	if up {
 		address, greeting = l.targets.Sink, "load -1\n"
 	}
@@ -135,7 +138,7 @@ func (l *load) read(t *transfers) (r reading, err error) {
 }
 
 func (l *load) bulk(name string, up bool, streams int) error {
-	t, err := l.start(up, streams)
+	t, err := l.start(up, streams, 0)
 	if err != nil {
 		return err
 	}

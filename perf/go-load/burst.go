@@ -26,11 +26,17 @@ func (l *load) bursts() error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
+		cpu, err := l.processes.cpuSeconds()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 		samples, err := askAll(conns, untilTime(time.Now().Add(l.plan.lasting())))
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		l.values[name+"_per_s"] = float64(len(samples)) / l.plan.Seconds
+		if err := l.rate(name, len(samples), l.plan.lasting(), cpu); err != nil {
+			return err
+		}
 		if err := l.latencies(name, samples); err != nil {
 			return err
 		}

@@ -5,11 +5,15 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -43,6 +47,7 @@ func main() {
 	f := flag.NewFlagSet("run", flag.ExitOnError)
 	f.StringVar(&l.dialer.Mode, "way", tunnel.GRPC, "grpc or http-connect")
 	reuse := f.Bool("reuse", false, "one connection for all gRPC tunnels")
+	certs := f.String("certs", "", "folder of a client's certificate: the frontend is ADDRESS:PORT with TLS")
 	f.StringVar(&l.dialer.Socket, "frontend", "", "unix socket of the frontend")
 	f.StringVar(&targetsJSON, "targets", "", "what `adit-load target` printed")
 	f.StringVar(&l.control, "control", "", "where the targets tell what arrived, reached without the measured path")
@@ -54,6 +59,11 @@ func main() {
 	strict.DisallowUnknownFields()
 	check(strict.Decode(&l.plan))
 
+	if *certs != "" {
+		config, err := clientTLS(*certs)
+		check(err)
+		l.dialer.TLS = config
+	}
 	if *reuse {
 		reused, err := l.dialer.Reuse(context.Background())
 		check(err)
@@ -83,6 +93,23 @@ func main() {
 		}
 	}
 	check(json.NewEncoder(os.Stdout).Encode(map[string]any{"values": l.values}))
+}
+
+// clientTLS reads what `adit-load certs` has written.
+func clientTLS(folder string) (*tls.Config, error) {
+	pair, err := tls.LoadX509KeyPair(filepath.Join(folder, "agent.pem"), filepath.Join(folder, "agent.key"))
+	if err != nil {
+		return nil, err
+	}
+	authority, err := os.ReadFile(filepath.Join(folder, "ca.pem"))
+	if err != nil {
+		return nil, err
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(authority) {
+		return nil, errors.New("ca.pem has no certificate")
+	}
+	return &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: roots, ServerName: "localhost"}, nil
 }
 
 // askSink returns a function that asks how many bytes have arrived at the sinks.

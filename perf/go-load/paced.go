@@ -17,9 +17,16 @@ const drainLimit = 5 * time.Second
 func (l *load) paced() error {
 	for _, rate := range l.plan.Rates {
 		name := fmt.Sprintf("paced_%d", rate)
+		cpu, err := l.processes.cpuSeconds()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 		samples, unanswered, err := l.atRate(rate)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
+		}
+		if err := l.cpuEach(name, len(samples), cpu); err != nil {
+			return err
 		}
 		l.values[name+"_unanswered"] = float64(unanswered)
 		if err := l.latencies(name, samples); err != nil {

@@ -22,6 +22,7 @@ type plan struct {
 	AgentsSeconds   float64  `json:"agents_seconds"` // the same
 	StalledReaders  int      `json:"stalled_readers"`
 	MixedStreams    int      `json:"mixed_streams"`
+	EvenMbitS       int64    `json:"even_mbit_s"`
 	Counted         counted  `json:"counted"`
 }
 
@@ -51,6 +52,11 @@ func (l *load) latencies(name string, samples []time.Duration) error {
 // rate notes how many operations were done a second, and the CPU time of each since cpuBefore.
 func (l *load) rate(name string, count int, took time.Duration, cpuBefore float64) error {
 	l.values[name+"_per_s"] = float64(count) / took.Seconds()
+	return l.cpuEach(name, count, cpuBefore)
+}
+
+// cpuEach notes the CPU time of each of count operations since cpuBefore.
+func (l *load) cpuEach(name string, count int, cpuBefore float64) error {
 	cpu, err := l.processes.cpuSeconds()
 	if len(l.processes) > 0 && count > 0 {
 		l.values[name+"_cpu_us"] = (cpu - cpuBefore) * 1e6 / float64(count)

@@ -100,6 +100,9 @@ pub(crate) fn load(site: &Site, route: &Route, plan: &Plan) -> anyhow::Result<Sa
     if route.dialect == Dialect::GrpcGoReused {
         command.arg("--reuse");
     }
+    if route.dialect == Dialect::GrpcGoTls {
+        command.arg(format!("--certs={}", site.at("")));
+    }
     if let Some(frontend) = &route.frontend {
         command.arg(format!("--frontend={frontend}"));
     }

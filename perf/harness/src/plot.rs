@@ -137,6 +137,7 @@ fn chart<'a>(results: &'a Results, spec: &'static Spec, dialect: Dialect) -> Opt
         Dialect::Grpc => "gRPC client of our own",
         Dialect::GrpcGo => "gRPC client in Go",
         Dialect::GrpcGoReused => "gRPC client in Go, one connection for all tunnels",
+        Dialect::GrpcGoTls => "gRPC client in Go, a TLS connection for each dial",
         Dialect::HttpConnect => "HTTP CONNECT client",
         Dialect::Socks5 => "SOCKS5 client",
         Dialect::Tcp => "plain TCP client",

@@ -88,7 +88,7 @@ impl Site {
     /// It is the Go load tool, which was not built.
     pub(crate) fn load_tool(&self, dialect: Dialect) -> anyhow::Result<&Path> {
         let tool = match dialect {
-            Dialect::GrpcGo | Dialect::GrpcGoReused => self.go_load.as_ref(),
+            Dialect::GrpcGo | Dialect::GrpcGoReused | Dialect::GrpcGoTls => self.go_load.as_ref(),
             Dialect::Grpc | Dialect::HttpConnect | Dialect::Socks5 | Dialect::Tcp => {
                 Some(&self.load)
             }

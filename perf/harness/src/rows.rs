@@ -43,7 +43,7 @@ pub(crate) struct Row {
 
 /// Prefixes of names in the order of the table; their measurement; and words, in which N stands for the number after the
 /// prefix.
-const KINDS: [(&str, &str, &str); 13] = [
+const KINDS: [(&str, &str, &str); 14] = [
     ("down", "bulk", "download, N streams"),
     ("up", "bulk", "upload, N streams"),
     ("echo", "echo", "echo, N connections"),
@@ -53,6 +53,7 @@ const KINDS: [(&str, &str, &str); 13] = [
     ("dials", "dials", "dial, echo, close with N workers"),
     ("mixed_echo", "mixed", "echo beside downloads"),
     ("mixed_down", "mixed", "downloads beside echo"),
+    ("even", "mixed", "echo beside even downloads of N Mbit/s"),
     ("isolation", "isolation", "echo beside stalled readers"),
     ("idle", "idle", "N idle connections"),
     ("agents", "agents", "N agents"),
@@ -143,6 +144,7 @@ mod tests {
             "cold_16_dial_p50_us: echo after the first burst of 16 dials, dial and one echo, p50, us",
             "warm_16_per_s: echo after the second burst of 16 dials, 1/s",
             "mixed_echo_p99_us: echo beside downloads, p99, us",
+            "even_1000_p50_us: echo beside even downloads of 1000 Mbit/s, p50, us",
             "idle_2000_lanes_percent: 2000 idle connections, on lanes, %",
             "idle_2000_server_kib: one of 2000 idle connections, server, KiB",
             "agents_1000_idle_cpu_percent: 1000 agents, idle server, % of a core",

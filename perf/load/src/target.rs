@@ -1,11 +1,12 @@
 //! The targets: echo, a source that can be endless, a sink that counts, and a port that reports the count.
 //!
 //! They use the protocol of the interop targets, so both load tools can dial either: a line with a number starts the source,
-//! which sends that many bytes, or endlessly for 0; a line `ID -1` starts the sink.
+//! which sends that many bytes, or endlessly for 0; a second number is its bytes a second. A line `ID -1` starts the sink.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::json;
@@ -16,6 +17,8 @@ use tokio::task::JoinSet;
 
 /// Size of a source's write and of a sink's read: large, so that targets cost little CPU time.
 const PIECE_BYTES: usize = 256 * 1024;
+/// Writes a second of a source with a rate, if it is no higher than those can carry.
+const WRITES_PER_S: u64 = 100;
 /// Longest line that starts a source or sink.
 const LINE_BYTES_MAX: u64 = 64;
 
@@ -71,7 +74,7 @@ async fn accept(listener: TcpListener, role: Role, received: Received) {
                     let _over = one(stream, role, &received).await;
                 });
             }
-            Err(_passing) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            Err(_passing) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
     }
 }
@@ -95,8 +98,13 @@ async fn echo(mut stream: TcpStream) -> std::io::Result<()> {
 async fn source(stream: TcpStream) -> std::io::Result<()> {
     let mut stream = BufReader::with_capacity(128, stream);
     let asked = line(&mut stream).await?;
-    let asked: u64 = asked.trim().parse().map_err(std::io::Error::other)?;
+    let (asked, rate) = asked.trim().split_once(' ').unwrap_or((&asked, "0"));
+    let number = |text: &str| text.trim().parse::<u64>().map_err(std::io::Error::other);
+    let (asked, rate) = (number(asked)?, number(rate)?);
     let mut stream = stream.into_inner();
+    if rate > 0 {
+        return paced_source(stream, rate).await;
+    }
     let piece = vec![b'x'; PIECE_BYTES];
     // Practically endless.
     let mut left = if asked == 0 { u64::MAX } else { asked };
@@ -110,6 +118,18 @@ async fn source(stream: TcpStream) -> std::io::Result<()> {
         tokio::task::yield_now().await;
     }
     stream.shutdown().await
+}
+
+/// Sends `rate` bytes a second for as long as they are taken.
+async fn paced_source(mut stream: TcpStream, rate: u64) -> std::io::Result<()> {
+    let bytes = usize::try_from(rate / WRITES_PER_S).unwrap_or(usize::MAX);
+    let piece = vec![b'x'; bytes.clamp(1, PIECE_BYTES)];
+    let every = Duration::from_secs_f64(piece.len() as f64 / rate as f64);
+    let mut steps = tokio::time::interval(every);
+    loop {
+        steps.tick().await;
+        stream.write_all(&piece).await?;
+    }
 }
 
 async fn sink(stream: TcpStream, received: &AtomicU64) -> std::io::Result<()> {

@@ -17,6 +17,8 @@ pub enum Dialect {
     GrpcGo,
     /// The same over one connection, with the tunnel that this library can use again from v0.37.0 on.
     GrpcGoReused,
+    /// The Go client library over TCP with mutual TLS: a new connection for each dial, as OCM's cluster-proxy has it.
+    GrpcGoTls,
     /// HTTP CONNECT.
     HttpConnect,
     /// SOCKS5.
@@ -32,6 +34,7 @@ impl Dialect {
             Self::Grpc => "grpc",
             Self::GrpcGo => "grpc-go",
             Self::GrpcGoReused => "grpc-go-reused",
+            Self::GrpcGoTls => "grpc-go-tls",
             Self::HttpConnect => "http-connect",
             Self::Socks5 => "socks5",
             Self::Tcp => "tcp",
@@ -41,14 +44,14 @@ impl Dialect {
     /// Name for the load tools and for upstream's `--mode`, which do not distinguish gRPC clients.
     pub fn protocol(self) -> &'static str {
         match self {
-            Self::GrpcGo | Self::GrpcGoReused => Self::Grpc.name(),
+            Self::GrpcGo | Self::GrpcGoReused | Self::GrpcGoTls => Self::Grpc.name(),
             other => other.name(),
         }
     }
 
     /// Whether the load tool in Go speaks it.
     pub fn is_go(self) -> bool {
-        matches!(self, Self::GrpcGo | Self::GrpcGoReused)
+        matches!(self, Self::GrpcGo | Self::GrpcGoReused | Self::GrpcGoTls)
     }
 }
 
@@ -126,6 +129,8 @@ pub struct Plan {
     pub stalled_readers: usize,
     /// Number of bulk downloads beside echo.
     pub mixed_streams: usize,
+    /// Mbit/s of all downloads together beside a second echo: at an equal rate no peer's echo waits for more bytes than another's.
+    pub even_mbit_s: u64,
     /// What `counted` does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counted: Option<Counted>,
@@ -150,6 +155,7 @@ impl Default for Plan {
             agents_seconds: 30.0,
             stalled_readers: 4,
             mixed_streams: 8,
+            even_mbit_s: 1000,
             counted: None,
         }
     }

@@ -49,6 +49,7 @@ impl Konnectivity {
                 Dialect::Grpc,
                 Dialect::GrpcGo,
                 Dialect::GrpcGoReused,
+                Dialect::GrpcGoTls,
                 Dialect::HttpConnect,
             ],
             has_cgroups: false,
@@ -147,7 +148,20 @@ impl Konnectivity {
     fn start(&self, site: &Site, dialect: Dialect) -> anyhow::Result<Route> {
         let mut route = Route::to_far(site)?;
         route.dialect = dialect;
-        route.frontend = Some(site.at("s.sock"));
+        let frontend = if dialect == Dialect::GrpcGoTls {
+            let port = free_port()?;
+            route.frontend = Some(format!("{}:{port}", site.near_host));
+            vec![
+                format!("--server-port={port}"),
+                format!("--server-cert={}", site.at("server.pem")),
+                format!("--server-key={}", site.at("server.key")),
+                format!("--server-ca-cert={}", site.at("ca.pem")),
+            ]
+        } else {
+            route.frontend = Some(site.at("s.sock"));
+            let socket = format!("--uds-name={}", site.at("s.sock"));
+            vec![socket, "--server-port=0".to_owned()]
+        };
         let places = if self.has_cgroups {
             [
                 Place::Cgroup(route.cgroup()?),
@@ -159,11 +173,10 @@ impl Konnectivity {
         let [mut server, mut agent] = self.args.clone();
         server.extend([
             format!("--mode={}", dialect.protocol()),
-            format!("--uds-name={}", site.at("s.sock")),
-            "--server-port=0".to_owned(),
             format!("--admin-port={}", free_port()?),
             "--v=0".to_owned(),
         ]);
+        server.extend(frontend);
         agent.extend([
             format!("--admin-server-port={}", free_port()?),
             "--sync-interval=200ms".to_owned(),

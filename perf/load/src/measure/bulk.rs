@@ -107,6 +107,19 @@ impl Transfers {
     /// # Errors
     /// A dial fails, or the sinks' counter does not answer.
     pub(super) async fn start(load: &Load, target: Target, streams: usize) -> anyhow::Result<Self> {
+        Self::start_at(load, target, streams, 0).await
+    }
+
+    /// Like [`Self::start`]; each source sends `rate` bytes a second, or as fast as they are taken for 0.
+    ///
+    /// # Errors
+    /// Like [`Self::start`].
+    pub(super) async fn start_at(
+        load: &Load,
+        target: Target,
+        streams: usize,
+        rate: u64,
+    ) -> anyhow::Result<Self> {
         let tunnels = load.dialer.open_all(target, streams).await?;
         let stopping = Arc::new(AtomicBool::new(false));
         let here = Arc::new(AtomicU64::new(0));
@@ -117,7 +130,12 @@ impl Transfers {
                 tunnel.write_all(b"load -1\n").await?;
                 tasks.spawn(async move { upload(tunnel, &stopping).await });
             } else {
-                tunnel.write_all(b"0\n").await?;
+                let line = if rate == 0 {
+                    "0\n".to_owned()
+                } else {
+                    format!("0 {rate}\n")
+                };
+                tunnel.write_all(line.as_bytes()).await?;
                 tasks.spawn(async move { download(tunnel, &here, &stopping).await });
             }
         }

@@ -7,7 +7,8 @@ use adit_perf_plan::Sample;
 use anyhow::Context as _;
 
 use super::echo::{Until, ask_all, round_trip, warm_up};
-use super::{Load, all};
+use super::{Load, all, rate};
+use crate::process;
 use crate::way::{Dialer, Target, Tunnel};
 
 /// Measures the first burst of this path, and the second.
@@ -20,12 +21,12 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
             for tunnel in &mut tunnels {
                 warm_up(tunnel).await?;
             }
+            let cpu = process::cpu_seconds(&load.processes)?;
             let samples = ask_all(tunnels, Until::Time(Instant::now() + lasting)).await?;
-            anyhow::Ok((samples, dials))
+            anyhow::Ok((samples, dials, cpu))
         };
-        let (samples, dials) = measured.await.with_context(|| name.clone())?;
-        let each_second = samples.len() as f64 / lasting.as_secs_f64();
-        sample.value(format!("{name}_per_s"), each_second);
+        let (samples, dials, cpu) = measured.await.with_context(|| name.clone())?;
+        rate(load, sample, &name, (samples.len(), lasting), cpu)?;
         sample.latencies(&name, samples)?;
         sample.latencies(&format!("{name}_dial"), dials)?;
     }

@@ -104,11 +104,24 @@ fn rate(
     (count, took): (usize, Duration),
     cpu_before: f64,
 ) -> anyhow::Result<()> {
-    let count = count as f64;
-    sample.value(format!("{name}_per_s"), count / took.as_secs_f64());
-    if !load.processes.is_empty() && count > 0.0 {
+    sample.value(format!("{name}_per_s"), count as f64 / took.as_secs_f64());
+    cpu_each(load, sample, name, count, cpu_before)
+}
+
+/// Records the CPU time of each of `count` operations since `cpu_before`.
+///
+/// # Errors
+/// As [`rate`].
+fn cpu_each(
+    load: &Load,
+    sample: &mut Sample,
+    name: &str,
+    count: usize,
+    cpu_before: f64,
+) -> anyhow::Result<()> {
+    if !load.processes.is_empty() && count > 0 {
         let cpu = process::cpu_seconds(&load.processes)? - cpu_before;
-        sample.value(format!("{name}_cpu_us"), cpu * 1e6 / count);
+        sample.value(format!("{name}_cpu_us"), cpu * 1e6 / count as f64);
     }
     Ok(())
 }

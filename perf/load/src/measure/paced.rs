@@ -11,7 +11,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::echo::{MESSAGE_BYTES, message};
-use super::{Load, all};
+use super::{Load, all, cpu_each};
+use crate::process;
 use crate::way::{Target, Tunnel};
 
 /// Most due requests of one connection that its task has not written yet.
@@ -23,7 +24,9 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     for &rate in &load.plan.rates {
         let name = format!("paced_{rate}");
+        let cpu = process::cpu_seconds(&load.processes)?;
         let (samples, unanswered) = at_rate(load, rate).await.with_context(|| name.clone())?;
+        cpu_each(load, sample, &name, samples.len(), cpu)?;
         sample.value(format!("{name}_unanswered"), unanswered as f64);
         sample.latencies(&name, samples)?;
     }

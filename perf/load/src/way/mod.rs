@@ -99,7 +99,7 @@ impl Dialer {
                 Dialect::Tcp => tcp(address).await?,
                 Dialect::HttpConnect => connect::open(self.connect().await?, address).await?,
                 Dialect::Socks5 => socks5::open(self.connect().await?, address).await?,
-                Dialect::Grpc | Dialect::GrpcGo | Dialect::GrpcGoReused => {
+                Dialect::Grpc | Dialect::GrpcGo | Dialect::GrpcGoReused | Dialect::GrpcGoTls => {
                     Box::new(GrpcTunnel::open(self.connect().await?, address).await?)
                 }
             };

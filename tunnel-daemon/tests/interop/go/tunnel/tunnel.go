@@ -4,6 +4,7 @@ package tunnel
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"sigs.k8s.io/apiserver-network-proxy/konnectivity-client/pkg/client"
 )
@@ -30,6 +32,8 @@ type Dialer struct {
 	Mode string
 	// Socket is the path of the unix socket.
 	Socket string
+	// TLS, unless it is nil, is for a frontend that listens on TCP: then Socket is its address.
+	TLS *tls.Config
 	// Authority replaces the :authority of the gRPC connection; empty keeps what gRPC-Go derives from the path.
 	Authority string
 	// TunnelContext bounds the life of each gRPC tunnel; nil means no bound, as kube-apiserver has it.
@@ -134,11 +138,15 @@ func (d Dialer) DialContext(ctx context.Context, _, target string) (net.Conn, er
 
 // Options are the gRPC dial options for the socket: plain text, a dialer of our own, wait until connected.
 func (d Dialer) Options() []grpc.DialOption {
+	network, secured := "unix", insecure.NewCredentials()
+	if d.TLS != nil {
+		network, secured = "tcp", credentials.NewTLS(d.TLS)
+	}
 	options := []grpc.DialOption{
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", d.Socket)
+			return (&net.Dialer{}).DialContext(ctx, network, d.Socket)
 		}),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(secured),
 		grpc.WithBlock(),                 //nolint:staticcheck // what kube-apiserver does
 		grpc.WithReturnConnectionError(), //nolint:staticcheck // the same
 	}
