@@ -13,12 +13,15 @@ use crate::poll_set::first_of;
 /// Time that one attempt has before the next one starts beside it; Go's value.
 const STAGGER: Duration = Duration::from_millis(300);
 
+/// An attempt that is under way, and its place.
+type Attempt<P, F> = Pin<Box<Join<Ready<P>, F>>>;
+
 /// Attempts at several places, in order: the next one starts 300 ms after the last or as soon as one is done.
 /// Dropping it drops the attempts that are under way.
 pub struct Race<P, A, F: Future> {
     waiting: vec::IntoIter<P>,
     attempt: A,
-    running: Vec<Pin<Box<Join<Ready<P>, F>>>>,
+    running: Vec<Attempt<P, F>>,
 }
 
 impl<P, A, F> Race<P, A, F>
