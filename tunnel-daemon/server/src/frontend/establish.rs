@@ -35,11 +35,9 @@ pub(super) type Establishing = Pin<Box<dyn Future<Output = Option<Copying>> + Se
 
 /// Runs one connection. `opening` is freed before the tunnel runs: it needs more memory than the tunnel, which may live for
 /// days in the same task.
-pub(super) fn run(opening: Establishing) -> impl Future<Output = ()> + Send + use<> {
-    async move {
-        if let Some(copying) = opening.await {
-            copying.await;
-        }
+pub(super) async fn run(opening: Establishing) {
+    if let Some(copying) = opening.await {
+        copying.await;
     }
 }
 
