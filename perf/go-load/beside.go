@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// mixed measures echo beside downloads that take all they get, and beside downloads at an equal, fixed rate.
+// mixed measures echo beside downloads that take all they get, and beside downloads at a limited rate, equal for all peers.
 func (l *load) mixed() error {
 	t, err := l.start(false, l.plan.MixedStreams, 0)
 	if err != nil {
@@ -17,14 +17,14 @@ func (l *load) mixed() error {
 	if l.values["mixed_down_gbit_s"], err = l.beside(t, "mixed_echo"); err != nil {
 		return err
 	}
-	if l.plan.EvenMbitS == 0 || l.plan.MixedStreams == 0 {
+	if l.plan.LimitedMbitS == 0 || l.plan.MixedStreams == 0 {
 		return nil
 	}
-	rate := l.plan.EvenMbitS * 1_000_000 / 8 / int64(l.plan.MixedStreams)
+	rate := l.plan.LimitedMbitS * 1_000_000 / 8 / int64(l.plan.MixedStreams)
 	if t, err = l.start(false, l.plan.MixedStreams, rate); err != nil {
 		return err
 	}
-	name := fmt.Sprintf("even_%d", l.plan.EvenMbitS)
+	name := fmt.Sprintf("limited_%d", l.plan.LimitedMbitS)
 	l.values[name+"_gbit_s"], err = l.beside(t, name)
 	return err
 }

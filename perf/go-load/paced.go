@@ -17,11 +17,7 @@ const drainLimit = 5 * time.Second
 func (l *load) paced() error {
 	for _, rate := range l.plan.Rates {
 		name := fmt.Sprintf("paced_%d", rate)
-		cpu, err := l.processes.cpuSeconds()
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		samples, unanswered, err := l.atRate(rate)
+		samples, unanswered, cpu, err := l.atRate(rate)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -36,12 +32,17 @@ func (l *load) paced() error {
 	return nil
 }
 
-func (l *load) atRate(rate int) ([]time.Duration, int, error) {
+// atRate returns a duration for each question, how many had no answer, and the processes' CPU time before the first.
+func (l *load) atRate(rate int) ([]time.Duration, int, float64, error) {
 	count := int(float64(rate) * l.plan.Seconds)
 	queues := make([]chan time.Time, max(l.plan.RateConnections, 1))
 	conns, err := l.openAll(l.targets.Echo, len(queues))
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, 0, err
+	}
+	cpu, err := l.processes.cpuSeconds()
+	if err != nil {
+		return nil, 0, 0, err
 	}
 	for at := range queues {
 		// Room for all questions: the pacer never waits.
@@ -76,7 +77,7 @@ func (l *load) atRate(rate int) ([]time.Duration, int, error) {
 		unanswered.Add(int64(left))
 		return times, err
 	})
-	return slices.Concat(all...), int(unanswered.Load()), err
+	return slices.Concat(all...), int(unanswered.Load()), cpu, err
 }
 
 // ask writes each question when it is due and times the answers, which come in the order of the questions.

@@ -22,7 +22,7 @@ type plan struct {
 	AgentsSeconds   float64  `json:"agents_seconds"` // the same
 	StalledReaders  int      `json:"stalled_readers"`
 	MixedStreams    int      `json:"mixed_streams"`
-	EvenMbitS       int64    `json:"even_mbit_s"`
+	LimitedMbitS    int64    `json:"limited_mbit_s"`
 	Counted         counted  `json:"counted"`
 }
 

@@ -150,7 +150,7 @@ impl Programs {
         let to = self.out.join("bin").join(name);
         let mut build = go().with_context(|| format!("{name} is built by Go"))?;
         build
-            // The tag lets the load tool use the tunnel that its client library can use again.
+            // The tag is for the tunnel that the load tool's client library can use again.
             .args(["build", "-trimpath", "-tags=reusable", "-o"])
             .arg(&to)
             .arg(package)

@@ -54,7 +54,7 @@ impl Scenario {
         ensure!(!self.dialects.is_empty(), "ways: name at least one");
         ensure!(
             !self.dialects.contains(&Dialect::Tcp),
-            "ways: tcp is what peers without a dialect use; name grpc, grpc-go, http-connect or socks5"
+            "ways: tcp is what peers without a dialect use; name grpc, grpc-go, grpc-go-reused, grpc-go-tls, http-connect or socks5"
         );
         self.load.check()?;
         self.path.as_ref().map_or(Ok(()), Shape::check)

@@ -1,7 +1,7 @@
 //! The targets: echo, a source that can be endless, a sink that counts, and a port that reports the count.
 //!
-//! They use the protocol of the interop targets, so both load tools can dial either: a line with a number starts the source,
-//! which sends that many bytes, or endlessly for 0; a second number is its bytes a second. A line `ID -1` starts the sink.
+//! They use the protocol of the interop targets: a line with a number starts the source, which sends that many bytes, or endlessly
+//! for 0. A line `ID -1` starts the sink. Here alone a line `0 RATE` makes the source send RATE bytes a second, endlessly.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -129,8 +129,9 @@ pub struct Plan {
     pub stalled_readers: usize,
     /// Number of bulk downloads beside echo.
     pub mixed_streams: usize,
-    /// Mbit/s of all downloads together beside a second echo: at an equal rate no peer's echo waits for more bytes than another's.
-    pub even_mbit_s: u64,
+    /// Mbit/s of all downloads together beside a second echo, 0 for none: at one rate no peer's echo waits for more bytes than
+    /// another's.
+    pub limited_mbit_s: u64,
     /// What `counted` does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub counted: Option<Counted>,
@@ -155,7 +156,7 @@ impl Default for Plan {
             agents_seconds: 30.0,
             stalled_readers: 4,
             mixed_streams: 8,
-            even_mbit_s: 1000,
+            limited_mbit_s: 1000,
             counted: None,
         }
     }

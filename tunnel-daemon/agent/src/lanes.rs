@@ -328,12 +328,13 @@ impl LaneKeeper {
         self.0.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane is idle no more. Wakes the keeper only if it has to open another one.
+    /// A lane is idle no more. Wakes the keeper only if it has to open another one, or another number is wanted.
     fn taken(&self) {
+        let wanted = self.wanted();
         for _lane in 0..self.surplus() {
             self.0.surplus.notify_one();
         }
-        if self.missing() > 0 {
+        if self.missing() > 0 || self.wanted() != wanted {
             self.0.changed.notify_one();
         }
     }

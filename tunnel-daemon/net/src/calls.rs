@@ -327,6 +327,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CallConnection<S> {
         let mut connection = Some(self);
         let mut result = Ok(());
         together(|cx| {
+            // What is read wakes calls of this round.
+            calls.expect_poll();
             if let Some(open) = &mut connection {
                 let over = match open.poll_reads(cx) {
                     Poll::Ready(over) => Some(over),
@@ -383,14 +385,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> CallConnection<S> {
     fn poll_reads(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), CallsError>> {
         for _read in 0..READS_PER_ROUND {
             match self.poll_read(cx) {
-                // After much, calls take what came with it before more comes; after little, the socket is probably empty, and a
-                // round for the next read alone would cost more than the read.
-                Poll::Ready(Ok(true))
-                    if self.read_bytes == BULK_READ_BYTES
-                        && lock(&self.http2).has_untaken_bytes() =>
-                {
-                    break;
-                }
+                // Calls take what came with them before more comes.
+                Poll::Ready(Ok(true)) if lock(&self.http2).has_untaken_bytes() => break,
                 Poll::Ready(Ok(true)) => (),
                 Poll::Ready(Ok(false)) => return Poll::Ready(Ok(())),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),

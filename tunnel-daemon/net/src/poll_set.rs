@@ -1,5 +1,4 @@
-//! Futures of one connection in one task. What one of them wakes is polled on the spot: the scheduler would wake another
-//! thread for it.
+//! Several futures in one task. What one of them wakes is polled on the spot: the scheduler would wake another thread for it.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -88,13 +87,16 @@ pub async fn first_of<F: Future + Unpin>(futures: &mut Vec<F>) -> F::Output {
     .await
 }
 
-/// Futures in one task, of which a turn polls those that were woken. Unlike `FuturesUnordered` it does not wake its task after a
-/// turn that has polled all of them: with one future, an idle turn would follow each of its turns.
+/// Room that a set keeps once all of its futures have ended, in futures.
+const KEPT_ROOM: usize = 64;
+
+/// Futures in one task; [`Self::poll`] polls those that were woken. It does not wake its task because all of them were polled, as
+/// `FuturesUnordered` does: with one future, an idle round would follow each of its polls.
 pub struct PollSet<F> {
     members: Slab<Member<F>>,
     woken: Arc<Woken>,
-    /// Keys of the members whose turn it is; empty between turns, kept for its memory.
-    turn: Vec<usize>,
+    /// Keys of the members that are being polled; kept for its memory.
+    polled: Vec<usize>,
 }
 
 struct Member<F> {
@@ -105,8 +107,15 @@ struct Member<F> {
 
 #[derive(Default)]
 struct Woken {
-    keys: Mutex<Vec<usize>>,
+    keys: Mutex<Keys>,
     task: AtomicWaker,
+}
+
+#[derive(Default)]
+struct Keys {
+    woken: Vec<usize>,
+    /// The task polls the set before it rests, and need not be woken.
+    is_expected: bool,
 }
 
 struct MemberSignal {
@@ -116,7 +125,7 @@ struct MemberSignal {
 }
 
 impl Woken {
-    fn keys(&self) -> MutexGuard<'_, Vec<usize>> {
+    fn keys(&self) -> MutexGuard<'_, Keys> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -127,8 +136,14 @@ impl Wake for MemberSignal {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.is_woken.swap(true, AcqRel) {
-            self.set.keys().push(self.key);
+        if self.is_woken.swap(true, AcqRel) {
+            return;
+        }
+        let mut keys = self.set.keys();
+        keys.woken.push(self.key);
+        let is_expected = keys.is_expected;
+        drop(keys);
+        if !is_expected {
             self.set.task.wake();
         }
     }
@@ -139,7 +154,7 @@ impl<F> Default for PollSet<F> {
         Self {
             members: Slab::new(),
             woken: Arc::default(),
-            turn: Vec::new(),
+            polled: Vec::new(),
         }
     }
 }
@@ -159,7 +174,7 @@ impl<F: Future<Output = ()> + Unpin> PollSet<F> {
             is_woken: AtomicBool::new(true),
             set: Arc::clone(&self.woken),
         });
-        self.woken.keys().push(place.key());
+        self.woken.keys().woken.push(place.key());
         place.insert(Member {
             future,
             waker: Waker::from(Arc::clone(&signal)),
@@ -167,11 +182,19 @@ impl<F: Future<Output = ()> + Unpin> PollSet<F> {
         });
     }
 
+    /// The caller will certainly call [`Self::poll`] before it returns: what is woken until then needs no other round.
+    pub fn expect_poll(&self) {
+        self.woken.keys().is_expected = true;
+    }
+
     /// Polls the futures that were woken, each once, and drops those that have ended. What is woken meanwhile wakes the task.
     pub fn poll(&mut self, cx: &mut Context<'_>) {
         self.woken.task.register(cx.waker());
-        std::mem::swap(&mut self.turn, &mut *self.woken.keys());
-        for key in self.turn.drain(..) {
+        let mut keys = self.woken.keys();
+        keys.is_expected = false;
+        std::mem::swap(&mut self.polled, &mut keys.woken);
+        drop(keys);
+        for key in self.polled.drain(..) {
             // One that has ended may be woken as well, and another one in its place.
             let Some(member) = self.members.get_mut(key) else {
                 continue;
@@ -181,6 +204,11 @@ impl<F: Future<Output = ()> + Unpin> PollSet<F> {
             if Pin::new(&mut member.future).poll(cx).is_ready() {
                 self.members.remove(key);
             }
+        }
+        if self.members.is_empty() && self.members.capacity() > KEPT_ROOM {
+            self.members = Slab::new();
+            self.polled = Vec::new();
+            self.woken.keys().woken.shrink_to(KEPT_ROOM);
         }
     }
 }
@@ -280,15 +308,15 @@ mod tests {
         assert_eq!(sum, 19_999 * 20_000 / 2);
     }
 
-    /// A future that counts its turns, and wakes itself in the first `restless` ones; it ends when told.
+    /// A future that counts its polls, and wakes itself in the first `restless` ones; it ends when told.
     fn counting(
-        turns: &Arc<AtomicUsize>,
+        polls: &Arc<AtomicUsize>,
         restless: usize,
         mut told: oneshot::Receiver<()>,
-    ) -> Pin<Box<dyn Future<Output = ()>>> {
-        let turns = Arc::clone(turns);
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let polls = Arc::clone(polls);
         Box::pin(poll_fn(move |cx| {
-            if turns.fetch_add(1, SeqCst) < restless {
+            if polls.fetch_add(1, SeqCst) < restless {
                 cx.waker().wake_by_ref();
             }
             Pin::new(&mut told).poll(cx).map(|_told| ())
@@ -296,20 +324,20 @@ mod tests {
     }
 
     #[test]
-    fn only_woken_futures_get_a_turn_and_no_idle_turn_follows() {
+    fn only_woken_futures_are_polled_and_no_idle_round_follows() {
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
         let cx = &mut Context::from_waker(&waker);
         let mut set = PollSet::default();
-        let turns: [Arc<AtomicUsize>; 2] = Default::default();
+        let polls: [Arc<AtomicUsize>; 2] = Default::default();
         let [(end, told), (end_other, told_other)] = [(); 2].map(|()| oneshot::channel());
-        set.push(counting(&turns[0], 0, told));
-        set.push(counting(&turns[1], 0, told_other));
+        set.push(counting(&polls[0], 0, told));
+        set.push(counting(&polls[1], 0, told_other));
         let seen = |wakes: &Count| {
-            let [first, second] = [&turns[0], &turns[1]].map(|turns| turns.load(SeqCst));
+            let [first, second] = [&polls[0], &polls[1]].map(|polls| polls.load(SeqCst));
             (first, second, wakes.0.load(SeqCst))
         };
-        for _turn in 0..3 {
+        for _again in 0..3 {
             set.poll(cx);
             assert_eq!(seen(&count), (1, 1, 0));
         }
@@ -318,32 +346,34 @@ mod tests {
         set.poll(cx);
         assert_eq!(seen(&count), (2, 1, 1));
         assert!(!set.is_empty());
+        set.expect_poll();
         end_other.send(()).unwrap();
+        assert_eq!(seen(&count), (2, 1, 1), "the task polls anyway");
         set.poll(cx);
-        assert_eq!(seen(&count), (2, 2, 2));
+        assert_eq!(seen(&count), (2, 2, 1));
         assert!(set.is_empty());
     }
 
     #[test]
-    fn a_future_that_wakes_itself_gets_one_turn_a_poll() {
+    fn a_future_that_wakes_itself_is_polled_once_a_poll() {
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
         let cx = &mut Context::from_waker(&waker);
         let mut set = PollSet::default();
-        let turns = Arc::default();
+        let polls = Arc::default();
         let (_end, told) = oneshot::channel();
-        set.push(counting(&turns, 3, told));
-        for turn in 1..6 {
+        set.push(counting(&polls, 3, told));
+        for poll in 1..6 {
             set.poll(cx);
-            assert_eq!(turns.load(SeqCst), turn.min(4));
-            assert_eq!(count.0.load(SeqCst), turn.min(3));
+            assert_eq!(polls.load(SeqCst), poll.min(4));
+            assert_eq!(count.0.load(SeqCst), poll.min(3));
         }
     }
 
     #[test]
-    fn a_waker_that_outlives_its_future_harms_no_other() {
+    fn a_waker_that_outlives_its_future_polls_another_one_at_most() {
         let cx = &mut Context::from_waker(Waker::noop());
-        let mut set: PollSet<Pin<Box<dyn Future<Output = ()>>>> = PollSet::default();
+        let mut set: PollSet<Pin<Box<dyn Future<Output = ()> + Send>>> = PollSet::default();
         let kept = Arc::new(Mutex::new(None));
         let keeps = Arc::clone(&kept);
         set.push(Box::pin(poll_fn(move |cx| {
@@ -353,15 +383,76 @@ mod tests {
         set.poll(cx);
         assert!(set.is_empty());
         let kept: Waker = kept.lock().unwrap().take().unwrap();
-        kept.wake_by_ref();
-        set.poll(cx);
-        let turns = Arc::default();
+        let polls = Arc::default();
         let (end, told) = oneshot::channel();
-        set.push(counting(&turns, 0, told));
+        set.push(counting(&polls, 0, told));
         set.poll(cx);
+        kept.wake_by_ref();
         kept.wake();
+        set.poll(cx);
+        assert_eq!(polls.load(SeqCst), 2);
         end.send(()).unwrap();
         set.poll(cx);
         assert!(set.is_empty());
+    }
+
+    #[test]
+    fn a_burst_leaves_no_memory_behind() {
+        let cx = &mut Context::from_waker(Waker::noop());
+        let mut set = PollSet::default();
+        for _future in 0..10 * KEPT_ROOM {
+            set.push(std::future::ready(()));
+        }
+        set.poll(cx);
+        assert!(set.is_empty());
+        let room = [
+            set.members.capacity(),
+            set.polled.capacity(),
+            set.woken.keys().woken.capacity(),
+        ];
+        assert!(room.iter().all(|room| *room <= KEPT_ROOM), "{room:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn no_wake_up_of_a_member_by_another_thread_is_lost() {
+        let (sender, mut receiver) = mpsc::channel::<u32>(1);
+        let tasks = Tasks::new(1);
+        let sending = async move {
+            for number in 0..20_000 {
+                sender.send(number).await.unwrap();
+            }
+        };
+        tasks.spawn("sends from another thread", sending).unwrap();
+        let mut set = PollSet::default();
+        set.push(Box::pin(async move {
+            let mut sum = 0_u64;
+            while let Some(number) = receiver.recv().await {
+                sum += u64::from(number);
+            }
+            assert_eq!(sum, 19_999 * 20_000 / 2);
+        }));
+        together(|cx| {
+            set.expect_poll();
+            set.poll(cx);
+            if set.is_empty() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn the_first_of_several_is_removed_and_the_others_go_on() {
+        let mut futures = vec![
+            Box::pin(std::future::pending()) as Pin<Box<dyn Future<Output = u8>>>,
+            Box::pin(async { 1 }),
+            Box::pin(async { 2 }),
+        ];
+        assert_eq!(first_of(&mut futures).await, 1);
+        assert_eq!(first_of(&mut futures).await, 2);
+        assert_eq!(futures.len(), 1);
+        assert!(futures_util::poll!(Box::pin(first_of(&mut futures))).is_pending());
     }
 }

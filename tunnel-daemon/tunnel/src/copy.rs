@@ -76,7 +76,7 @@ pub struct CopyOutcome {
     pub to_socket: u64,
     /// The socket's peer was sent FIN.
     pub sent_fin: bool,
-    /// The socket's peer has sent FIN, and everything before it was read.
+    /// Nothing more comes from the socket's peer: it has sent FIN behind what was read or given up.
     pub read_fin: bool,
     /// How it ended.
     pub end: CopyEnd,
@@ -91,10 +91,11 @@ impl CopyOutcome {
         };
         Some(
             if end.is_in_order() || (self.sent_fin && end.delivers_rest()) {
-                // The socket has sent EOF before; only the bytes towards it can still fail. The kernel delivers them.
                 if self.sent_fin && self.read_fin {
+                    // The kernel delivers the last bytes by itself.
                     return None;
                 }
+                // The socket has sent EOF before; only the bytes towards it can still fail.
                 Closing::InOrder
             } else if self.sent_fin || end.delivers_rest() {
                 // The direction towards the socket is complete, even if the other one is not.
@@ -539,5 +540,31 @@ mod tests {
             };
             assert_eq!(read, end);
         }
+    }
+
+    /// A tunnel that is over in both directions: nothing is left but to drop the socket, which then ends with FIN.
+    #[tokio::test]
+    async fn a_socket_that_has_sent_and_read_fin_is_dropped_in_order() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut near = TcpStream::connect(address).await.unwrap();
+        let (mut far, _address) = listener.accept().unwrap();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        near.readable().await.unwrap();
+        let (mut endpoint, channel) = Endpoint::new(&Arc::new(DirtyList::default()));
+        let mut copying = Box::pin(copy_bidirectional(&mut near, &mut endpoint, Bytes::new()));
+        assert!(futures_util::poll!(&mut copying).is_pending());
+        channel.deliver(Bytes::from_static(b"last"));
+        channel.finish(TunnelEnd::Closed {
+            error: String::new(),
+        });
+        let outcome = copying.await;
+        assert!(outcome.sent_fin && outcome.read_fin, "{outcome:?}");
+        assert_eq!(outcome.closing(), None);
+        assert_eq!(SockRef::from(&near).linger().unwrap(), None);
+        drop(near);
+        let mut read = Vec::new();
+        far.read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"last");
     }
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-/// When the bytes in flight are first counted, by a system call: most timers are stopped sooner.
+/// When the bytes in flight are first counted, by a system call: most timers are stopped sooner. What moves until then is not seen
+/// unless [`ProgressTimer::moved`] tells of it.
 const COUNTED_AFTER: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -36,7 +37,7 @@ impl ProgressTimer {
         limit: Duration,
         on_the_way: impl Fn() -> usize,
     ) -> bool {
-        let first = limit.min(COUNTED_AFTER);
+        let first = COUNTED_AFTER.min(limit / 2);
         let timer = self.timer.get_or_insert_with(|| {
             self.moved = false;
             self.on_the_way = None;
@@ -56,5 +57,59 @@ impl ProgressTimer {
             timer.as_mut().reset(Instant::now() + limit);
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    /// When a timer of 10 s runs out, with so many bytes in flight at each count, of which the last one is repeated.
+    async fn runs_out_after(counts: &[usize]) -> Duration {
+        let (start, mut timer) = (Instant::now(), ProgressTimer::default());
+        let asked = std::cell::Cell::new(0);
+        std::future::poll_fn(|cx| {
+            let count = || {
+                let at = asked.replace(asked.get() + 1);
+                counts
+                    .get(at)
+                    .or_else(|| counts.last())
+                    .copied()
+                    .unwrap_or(0)
+            };
+            if timer.has_run_out(cx, LIMIT, count) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
+        start.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_the_peer_takes_are_progress() {
+        assert_eq!(runs_out_after(&[0]).await, LIMIT);
+        assert_eq!(runs_out_after(&[7]).await, LIMIT);
+        assert_eq!(runs_out_after(&[9, 8, 7]).await, 3 * LIMIT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_told_is_progress_once() {
+        let (start, mut timer) = (Instant::now(), ProgressTimer::default());
+        std::future::poll_fn(|cx| {
+            let is_new = timer.timer.is_none();
+            if timer.has_run_out(cx, LIMIT, || 0) {
+                return Poll::Ready(());
+            }
+            if is_new {
+                timer.moved();
+            }
+            Poll::Pending
+        })
+        .await;
+        assert_eq!(start.elapsed(), 2 * LIMIT);
     }
 }

@@ -13,19 +13,19 @@ use crate::way::{Dialer, Target};
 /// An echo run that exceeds its duration by this much has stalled.
 const STALL_LIMIT: Duration = Duration::from_secs(10);
 
-/// Measures echo while downloads take all they get, and while they come at an equal, fixed rate.
+/// Measures echo while downloads take all they get, and while they come at a limited rate, equal for all peers.
 pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     let streams = load.plan.mixed_streams;
     let transfers = Transfers::start(load, Target::Source, streams).await?;
     let gbit_s = beside(load, transfers, sample, "mixed_echo").await?;
     sample.value("mixed_down_gbit_s", gbit_s);
-    let mbit_s = load.plan.even_mbit_s;
+    let mbit_s = load.plan.limited_mbit_s;
     if mbit_s == 0 || streams == 0 {
         return Ok(());
     }
     let rate = mbit_s * 1_000_000 / 8 / streams as u64;
     let transfers = Transfers::start_at(load, Target::Source, streams, rate).await?;
-    let name = format!("even_{mbit_s}");
+    let name = format!("limited_{mbit_s}");
     let gbit_s = beside(load, transfers, sample, &name).await?;
     sample.value(format!("{name}_gbit_s"), gbit_s);
     Ok(())

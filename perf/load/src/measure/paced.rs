@@ -24,8 +24,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<()> {
     for &rate in &load.plan.rates {
         let name = format!("paced_{rate}");
-        let cpu = process::cpu_seconds(&load.processes)?;
-        let (samples, unanswered) = at_rate(load, rate).await.with_context(|| name.clone())?;
+        let (samples, unanswered, cpu) = at_rate(load, rate).await.with_context(|| name.clone())?;
         cpu_each(load, sample, &name, samples.len(), cpu)?;
         sample.value(format!("{name}_unanswered"), unanswered as f64);
         sample.latencies(&name, samples)?;
@@ -33,8 +32,9 @@ pub(super) async fn measure(load: &Load, sample: &mut Sample) -> anyhow::Result<
     Ok(())
 }
 
-/// A duration per due request, and how many were not answered; those count with the time waited for them.
-type Paced = (Vec<Duration>, usize);
+/// A duration per due request; how many were not answered, which count with the time waited for them; and the CPU time of the
+/// processes before the first.
+type Paced = (Vec<Duration>, usize, f64);
 
 #[expect(
     clippy::disallowed_methods,
@@ -45,6 +45,7 @@ async fn at_rate(load: &Load, rate: u32) -> anyhow::Result<Paced> {
     let connections = load.plan.rate_connections.max(1);
     // Open all tunnels first: the clock starts afterwards.
     let tunnels = load.dialer.open_all(Target::Echo, connections).await?;
+    let cpu = process::cpu_seconds(&load.processes)?;
     let schedule = Schedule::new(rate, load.plan.lasting());
     let give_up = schedule.end() + DRAIN_LIMIT;
     let mut asking = JoinSet::new();
@@ -65,7 +66,7 @@ async fn at_rate(load: &Load, rate: u32) -> anyhow::Result<Paced> {
     unanswered += missed.len();
     let waited = |due| give_up.saturating_duration_since(due);
     samples.extend(missed.into_iter().map(waited));
-    Ok((samples, unanswered))
+    Ok((samples, unanswered, cpu))
 }
 
 /// Times at which requests are due.
@@ -123,7 +124,7 @@ async fn connection(
     tunnel: Tunnel,
     mut queue: mpsc::Receiver<Instant>,
     give_up: Instant,
-) -> anyhow::Result<Paced> {
+) -> anyhow::Result<(Vec<Duration>, usize)> {
     let (mut answers, mut questions) = tokio::io::split(tunnel);
     let (asked, mut pending) = mpsc::channel(DUE_MAX);
     let write = async move {

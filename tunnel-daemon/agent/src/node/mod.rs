@@ -6,6 +6,7 @@
 mod proxy;
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
@@ -83,7 +84,11 @@ impl NodeListener {
     }
 
     /// Serves one accepted connection to its end. A cancelled call resets its tunnel.
-    pub async fn serve(self, stream: ByteStream) {
+    pub fn serve(self, stream: ByteStream) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(self.serve_stream(stream))
+    }
+
+    async fn serve_stream(self, stream: ByteStream) {
         let ByteStream::Plain(Socket::Tcp(socket), PeerAddr::Tcp(peer)) = stream else {
             return;
         };

@@ -1,5 +1,5 @@
-//! A client whose connection is one tunnel: its dial, its bytes and its end. The dialect's frontend reads the request and
-//! writes the answer in between.
+//! A client whose connection is one tunnel: its dial, its answer, its bytes and its end. The dialect's frontend reads the
+//! request.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -151,8 +151,7 @@ pub(super) struct Client<S> {
 }
 
 impl<S: Connection + Send + 'static> OpenClient<S> {
-    /// `early`: what the client has sent already. `None`: the relay ends its tunnels, so this one on a raw lane is cut before its
-    /// answer.
+    /// `early`: what the client has sent already. `None`: the relay ends its tunnels, so this one on a raw lane is cut.
     pub(super) fn new(
         io: S,
         early: BytesMut,
