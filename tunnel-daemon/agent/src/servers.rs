@@ -620,7 +620,7 @@ impl Shared {
         if is_silent {
             tracing::warn!(%server, "server is silent: another connection to it is tried");
             if !serves(&links, server) {
-                state.suspect(server, Instant::now());
+                state.suspect(server, Instant::now(), rand::random::<f64>());
             }
         } else {
             tracing::info!(%server, "server responds again");

@@ -30,6 +30,11 @@ const BACKOFF_FACTOR: f64 = 1.5;
 const JITTER: f64 = 0.1;
 /// Time after a new server, a new lease or a lost link during which the agent does not give up, and links go before lanes.
 const FRESH_FOR: Duration = Duration::from_secs(30);
+/// Pause before a server is tried that has fallen silent a second time, doubled each further time, and the longest. Forgotten once
+/// it has not been silent for so long.
+const SUSPECTED_PAUSE: Duration = Duration::from_secs(1);
+const SUSPECTED_PAUSE_MAX: Duration = Duration::from_secs(30);
+const SUSPECTED_FOR: Duration = Duration::from_secs(60);
 
 /// How often to attempt.
 #[derive(Clone, Copy, Debug)]
@@ -140,6 +145,8 @@ pub struct SyncState {
     lane_turns: LaneTurns,
     next: usize,
     draining: bool,
+    /// Servers that were silent, how often in a row, and until when that is remembered.
+    suspected: Vec<(ServerId, u32, Instant)>,
 }
 
 impl SyncState {
@@ -162,6 +169,7 @@ impl SyncState {
             lane_turns: LaneTurns::default(),
             next: 0,
             draining: false,
+            suspected: Vec::new(),
         }
     }
 
@@ -408,12 +416,29 @@ impl SyncState {
         }
     }
 
-    /// A held server is silent: its addresses are tried at once, as if it were gone.
-    pub fn suspect(&mut self, server: &ServerId, now: Instant) {
+    /// A held server is silent: its addresses are tried at once, as if it were gone. Not so if the same was tried a minute ago or less:
+    /// a server that is overloaded is silent on new connections, too, and handshakes of all its agents would keep it so.
+    pub fn suspect(&mut self, server: &ServerId, now: Instant, chance: f64) {
+        self.suspected.retain(|(_, _, until)| *until > now);
+        let known = self
+            .suspected
+            .iter()
+            .position(|(other, ..)| other == server);
+        let times = known.map_or(0, |at| self.suspected.swap_remove(at).1);
+        let pause = match times {
+            0 => Duration::ZERO,
+            // Spread far: other agents have noticed the same at the same time.
+            _ => (SUSPECTED_PAUSE * (1 << (times - 1)))
+                .min(SUSPECTED_PAUSE_MAX)
+                .mul_f64(0.5 + chance.clamp(0.0, 1.0)),
+        };
+        let until = now + pause + SUSPECTED_FOR;
+        self.suspected
+            .push((server.clone(), (times + 1).min(6), until));
         self.release(server, now, 0.0);
         for address in &mut self.addresses {
             if !address.is_dead {
-                address.not_before = Some(now);
+                address.not_before = Some(now + pause);
             }
         }
     }

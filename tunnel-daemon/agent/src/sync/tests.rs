@@ -249,7 +249,7 @@ async fn a_count_is_refreshed_by_duplicates_and_forgotten_with_its_link() {
     sync.attempted(0, again("b", 65), now, 0.0);
     assert_eq!(sync.known_count(), 64);
     // A silent server does not count; its link may respond again.
-    sync.suspect(&server("b"), now);
+    sync.suspect(&server("b"), now, 0.0);
     assert_eq!(sync.known_count(), 2);
     sync.regain(&server("b"));
     assert_eq!(sync.known_count(), 64);
@@ -257,6 +257,32 @@ async fn a_count_is_refreshed_by_duplicates_and_forgotten_with_its_link() {
     assert_eq!(sync.known_count(), 2);
     sync.regain(&server("b"));
     assert_eq!(sync.known_count(), 2);
+}
+
+/// As of a server that has too much to do: it accepts each connection and is silent on it.
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_silent_again_and_again_is_tried_more_and_more_rarely() {
+    let (mut sync, mut now) = fresh(1);
+    let mut pauses = Vec::new();
+    for _silence in 0..8 {
+        sync.attempted(0, new("a", 1), now, 0.0);
+        now += seconds(3);
+        sync.suspect(&server("a"), now, 0.5);
+        let (_address, at) = sync.next_attempt(now).unwrap();
+        pauses.push((at - now).as_secs());
+        now = at;
+    }
+    assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 30, 30]);
+    // A minute without silence, and the next silence is a first one; a server that is gone is searched for at once.
+    sync.attempted(0, new("a", 1), now, 0.0);
+    now += seconds(91);
+    sync.suspect(&server("a"), now, 0.5);
+    assert_eq!(sync.next_attempt(now), Some((0, now)));
+    sync.attempted(0, new("a", 1), now, 0.0);
+    sync.suspect(&server("a"), now, 0.5);
+    sync.lost(&server("a"), now, 0.0);
+    let (_address, at) = sync.next_attempt(now).unwrap();
+    assert!(at - now <= POLICY.interval, "{:?}", at - now);
 }
 
 /// Upstream (configuration): The server count is that of the last new connection.
