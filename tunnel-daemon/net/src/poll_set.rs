@@ -233,6 +233,20 @@ mod tests {
         }
     }
 
+    /// Numbers below 20,000, sent by another task.
+    fn numbers() -> mpsc::Receiver<u32> {
+        let (sender, receiver) = mpsc::channel(1);
+        let sending = async move {
+            for number in 0..20_000 {
+                sender.send(number).await.unwrap();
+            }
+        };
+        Tasks::new(1)
+            .spawn("sends from another thread", sending)
+            .unwrap();
+        receiver
+    }
+
     #[test]
     fn wake_up_during_a_poll_repolls_without_the_scheduler() {
         let count = Arc::new(Count::default());
@@ -286,14 +300,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_wake_up_of_another_thread_is_lost() {
-        let (sender, mut receiver) = mpsc::channel::<u32>(1);
-        let tasks = Tasks::new(1);
-        let sending = async move {
-            for number in 0..20_000 {
-                sender.send(number).await.unwrap();
-            }
-        };
-        tasks.spawn("sends from another thread", sending).unwrap();
+        let mut receiver = numbers();
         let mut sum = 0_u64;
         together(|cx| {
             while let Poll::Ready(next) = receiver.poll_recv(cx) {
@@ -415,14 +422,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_wake_up_of_a_member_by_another_thread_is_lost() {
-        let (sender, mut receiver) = mpsc::channel::<u32>(1);
-        let tasks = Tasks::new(1);
-        let sending = async move {
-            for number in 0..20_000 {
-                sender.send(number).await.unwrap();
-            }
-        };
-        tasks.spawn("sends from another thread", sending).unwrap();
+        let mut receiver = numbers();
         let mut set = PollSet::default();
         set.push(Box::pin(async move {
             let mut sum = 0_u64;
