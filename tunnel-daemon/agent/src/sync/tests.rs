@@ -260,6 +260,8 @@ async fn a_count_is_refreshed_by_duplicates_and_forgotten_with_its_link() {
 }
 
 /// As of a server that has too much to do: it accepts each connection and is silent on it.
+///
+/// Limit (times): Pause before a server is tried that was silent within the last minute, too | 1 s, doubled up to 30 s, and half to one and a half of that
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_silent_again_and_again_is_tried_more_and_more_rarely() {
     let (mut sync, mut now) = fresh(1);

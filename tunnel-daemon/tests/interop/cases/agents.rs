@@ -186,8 +186,8 @@ rows!(agent_finds_all_servers_behind_a_balancer: grpc);
 fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
     /// Most refused connections in ten seconds: four at first, one more after a lane was used, then one after each backoff.
     const REFUSED_MAX: usize = 16;
-    /// More tunnels than lanes.
-    const TUNNELS: usize = 12;
+    /// More tunnels than lanes: four at first, and on a busy host those that the server has asked for since.
+    const TUNNELS: usize = 32;
     let two = ["--server-count=2"];
     let mut stack = Stack::with(combo, 0, &two);
     let dir = stack.dir.path().to_owned();
