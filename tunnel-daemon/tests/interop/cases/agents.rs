@@ -187,7 +187,7 @@ fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
     /// Most refused connections in ten seconds: four at first, one more after a lane was used, then one after each backoff.
     const REFUSED_MAX: usize = 16;
     /// More tunnels than lanes: four at first, and on a busy host those that the server has asked for since.
-    const TUNNELS: usize = 32;
+    const TUNNELS: usize = 20;
     let two = ["--server-count=2"];
     let mut stack = Stack::with(combo, 0, &two);
     let dir = stack.dir.path().to_owned();
@@ -220,7 +220,10 @@ fn lanes_find_our_server_beside_a_go_server(combo: Combo) {
     let refused = || balancer.taken() - before;
     let stormed = poll(secs(10), || (refused() > REFUSED_MAX).then_some(()));
     assert!(stormed.is_none(), "{} lanes were refused", refused());
-    assert!(refused() > 0, "it goes on looking for lanes");
+    // After many failures the pause is longer than that.
+    until("it goes on looking for lanes", secs(75), || {
+        (refused() > 0).then_some(())
+    });
     get_through(&stack, "theirs");
     get_through(&stack, "server");
 }
