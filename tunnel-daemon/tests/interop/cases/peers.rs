@@ -145,8 +145,17 @@ fn agents_in_go_and_ours_are_reached_through_peers(_combo: Combo) {
         .map(|number| agent(number, balancer.port, &files, at))
         .collect();
     until("links of all agents at both servers", secs(60), || {
-        let linked = |holder: &Process| holder.log().matches("agent connected").count();
-        (linked(&a) >= AGENTS.len() && linked(&b) >= AGENTS.len()).then_some(())
+        // An agent that looks for the other server may connect to the same one several times.
+        let has_linked = |log: &str, number: usize| {
+            let agent = format!("\"agent-{number}\"");
+            log.lines()
+                .any(|line| line.contains("agent connected") && line.contains(&agent))
+        };
+        let all = |holder: &Process| {
+            let log = holder.log();
+            (0..AGENTS.len()).all(|number| has_linked(&log, number))
+        };
+        (all(&a) && all(&b)).then_some(())
     });
     let port = target();
     for number in 0..AGENTS.len() {
