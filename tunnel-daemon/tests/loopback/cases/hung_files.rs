@@ -119,8 +119,12 @@ async fn a_deny_list_that_hangs_is_named_counted_and_followed_again() {
 
     fs::write(&deny, "id=somebody\n").expect("a file");
     holder.kill();
-    let gone = inside(&["umount", path]).status().expect("umount");
-    assert!(gone.success());
+    // Busy while the thread that hung is on its way out.
+    until("the mount is gone", || {
+        let gone = inside(&["umount", path]).status();
+        gone.expect("umount").success()
+    })
+    .await;
     server.signal(Signal::HUP);
     metric(health, "adit_agent_deny_reloads_total{result=\"ok\"}", 1.0).await;
     assert!(server.log().contains("the new deny list is in force"));
