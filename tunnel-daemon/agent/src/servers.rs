@@ -618,7 +618,7 @@ impl Shared {
         // Under the lock on links, as in `forget`.
         let mut state = locked(&self.state);
         if is_silent {
-            tracing::warn!(%server, "server is silent: another connection to it is tried");
+            tracing::warn!(%server, "server is silent: another connection to it is tried, after a pause if it was silent just before");
             if !serves(&links, server) {
                 state.suspect(server, Instant::now(), rand::random::<f64>());
             }

@@ -145,8 +145,17 @@ pub struct SyncState {
     lane_turns: LaneTurns,
     next: usize,
     draining: bool,
-    /// Servers that were silent, how often in a row, and until when that is remembered.
-    suspected: Vec<(ServerId, u32, Instant)>,
+    suspected: Vec<Suspected>,
+}
+
+/// A server that was silent.
+#[derive(Debug)]
+struct Suspected {
+    server: ServerId,
+    /// How often in a row, each time soon after the last.
+    times: u32,
+    /// When it is forgotten.
+    until: Instant,
 }
 
 impl SyncState {
@@ -416,25 +425,29 @@ impl SyncState {
         }
     }
 
-    /// A held server is silent: its addresses are tried at once, as if it were gone. Not so if the same was tried a minute ago or less:
-    /// a server that is overloaded is silent on new connections, too, and handshakes of all its agents would keep it so.
+    /// A held server is silent: its addresses are tried at once, as if it were gone, or after a pause if it was silent within the last
+    /// minute. An overloaded server is silent on new connections, too, and handshakes of all its agents would keep it overloaded.
+    /// `chance` spreads the pause.
     pub fn suspect(&mut self, server: &ServerId, now: Instant, chance: f64) {
-        self.suspected.retain(|(_, _, until)| *until > now);
+        self.suspected.retain(|known| known.until > now);
         let known = self
             .suspected
             .iter()
-            .position(|(other, ..)| other == server);
-        let times = known.map_or(0, |at| self.suspected.swap_remove(at).1);
+            .position(|known| known.server == *server);
+        let times = known.map_or(0, |at| self.suspected.swap_remove(at).times);
         let pause = match times {
             0 => Duration::ZERO,
             // Spread far: other agents have noticed the same at the same time.
-            _ => (SUSPECTED_PAUSE * (1 << (times - 1)))
+            _ => SUSPECTED_PAUSE
+                .saturating_mul(2_u32.saturating_pow(times - 1))
                 .min(SUSPECTED_PAUSE_MAX)
                 .mul_f64(0.5 + chance.clamp(0.0, 1.0)),
         };
-        let until = now + pause + SUSPECTED_FOR;
-        self.suspected
-            .push((server.clone(), (times + 1).min(6), until));
+        self.suspected.push(Suspected {
+            server: server.clone(),
+            times: times.saturating_add(1),
+            until: now + pause + SUSPECTED_FOR,
+        });
         self.release(server, now, 0.0);
         for address in &mut self.addresses {
             if !address.is_dead {
