@@ -36,7 +36,7 @@ use adit_config::{Command, ConfigError, Parsed};
 use adit_host::blocking::{NoThreads, start_runtime};
 use adit_host::{memory, privileges};
 use adit_net::inherited::InheritedSockets;
-use adit_relay::give_back_code;
+use adit_relay::give_back_program_pages;
 use adit_telemetry::log;
 use adit_telemetry::{COMMIT, LogOptions, VERSION};
 use adit_tls::blocks;
@@ -362,7 +362,7 @@ fn grace(plan: ShutdownPlan) -> Option<Duration> {
 async fn wait_and_release_startup_code(signals: &mut Signals) {
     let rests = async {
         tokio::time::sleep(RESTS_AFTER).await;
-        if let Err(error) = give_back_code() {
+        if let Err(error) = give_back_program_pages() {
             tracing::debug!(%error, "the code of the start stays in memory");
         }
         std::future::pending().await

@@ -38,4 +38,4 @@ pub use probe::{Basis, Choice, Engine, Preference, ProbeError, probe};
 pub use relay::{Rejected, Relay, RelayHandle, Why};
 pub use socket_buffers::{BufferSizes, SocketBuffers};
 pub use stats::Stats;
-pub use syscall::{TcpState, give_back_code, tcp_state, unacknowledged_bytes};
+pub use syscall::{TcpState, give_back_program_pages, tcp_state, unacknowledged_bytes};

@@ -220,7 +220,7 @@ label! {
         NotSent = "not_sent",
         /// The previous agent was slow to answer; the dial was hedged.
         Slow = "slow",
-        /// The previous agent was silent.
+        /// The previous agent was silent, or its link ended.
         Silent = "silent",
     }
 

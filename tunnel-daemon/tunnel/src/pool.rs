@@ -110,7 +110,7 @@ struct Idle {
 /// Outcome of opening a tunnel on a lane.
 pub enum OnLane {
     Open(Carrier),
-    /// The agent has not seen the OPEN: the dial may go over the link.
+    /// The agent has not seen the OPEN, or the lane was lost under it: the dial goes over the link.
     NotSeen,
     Failed(DialFailure),
 }

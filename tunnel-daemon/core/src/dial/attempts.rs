@@ -17,7 +17,7 @@ pub enum Reason {
     NotSent,
     /// A hedge: the previous agent has not answered for longer than usual on its link. Hedges have a budget.
     Slow,
-    /// The previous agent is silent.
+    /// The previous agent is silent, or its link has ended.
     Silent,
 }
 
@@ -55,18 +55,18 @@ struct Attempt {
 }
 
 /// The attempts of one dial. One agent is asked; a second one if the first is slow; further agents only when all asked agents
-/// are silent.
+/// are silent or have lost their links.
 #[derive(Debug, Default)]
 pub struct Attempts {
     running: Vec<Attempt>,
     /// No further hedge: the dial was hedged, or a hedge was not possible.
     hedged: bool,
-    /// Number of agents asked because the previous ones were silent.
+    /// Number of agents asked because the previous ones were silent or their links ended.
     silent: u8,
     /// The first refusal while another attempt runs, and the deadline of that attempt.
     refusal: Option<(DialFailure, Option<Moment>)>,
-    /// Why the last attempt was not sent.
-    unsent: Option<DialFailure>,
+    /// How the dial fails without another agent: why the last attempt was not sent, or that its link ended.
+    alone: Option<DialFailure>,
     /// Deadline of the wait for a link.
     waits_until: Option<Moment>,
 }
@@ -108,19 +108,25 @@ impl Attempts {
             }
             DialFailure::SendTimedOut | DialFailure::TimedOut => (),
             _ if !written => {
-                self.unsent = Some(failure);
+                self.alone = Some(failure);
                 if is_alone {
                     return Step::Ask(Reason::NotSent);
                 }
             }
-            DialFailure::LinkLost if is_silent => {
-                if is_alone && self.silent < SILENT_MAX {
-                    return Step::Ask(Reason::Silent);
+            // The agent may live on: it gives up the link of a server that it does not hear.
+            DialFailure::LinkLost if is_alone => {
+                let failure = if is_silent {
+                    DialFailure::TimedOut
+                } else {
+                    failure
+                };
+                if self.silent >= SILENT_MAX {
+                    return Step::Fail(self.first_refusal(failure));
                 }
-                if is_alone {
-                    return Step::Fail(self.first_refusal(DialFailure::TimedOut));
-                }
+                self.alone = (!is_silent).then_some(failure);
+                return Step::Ask(Reason::Silent);
             }
+            DialFailure::LinkLost => (),
             failure if is_alone => return Step::Fail(self.first_refusal(failure)),
             failure => {
                 // A failure that is not about the target does not shorten the other attempt.
@@ -188,7 +194,7 @@ impl Attempts {
             return Step::Wait(self.refused_until());
         }
         if !may_come {
-            let failure = self.unsent.take().unwrap_or(DialFailure::NoAgent);
+            let failure = self.alone.take().unwrap_or(DialFailure::NoAgent);
             return Step::Fail(self.first_refusal(failure));
         }
         let until = *self

@@ -64,7 +64,7 @@ impl Rig {
     }
 }
 
-/// Limit (peers): Concurrent attempts of one dial | 5: the first, one hedge, and three that replace silent agents
+/// Limit (peers): Concurrent attempts of one dial | 5: the first, one hedge, and three that replace agents that are silent or lost
 #[test]
 fn a_slow_answer_is_hedged_once() {
     let mut rig = Rig::new();
@@ -119,12 +119,24 @@ fn unsent_dial_is_retried_on_another_agent() {
     assert_eq!(none, Step::Fail(DialFailure::LinkBusy));
 }
 
-/// The link ended without silence, so its agent may have dialled: no other agent is asked.
+/// It does not wait for an agent: this one was not silent. An agent whose end the dial may be ends at most four.
 #[test]
-fn a_dial_of_a_link_that_ended_fails_at_once() {
+fn a_dial_of_a_link_that_ended_asks_three_others_and_fails_at_once_without_one() {
+    let mut rig = Rig::new();
+    for link in [SECOND, LinkId(3), LinkId(4)] {
+        let before = LinkId(link.0 - 1);
+        let step = rig.ended(before, DialFailure::LinkLost, 1);
+        assert_eq!(step, Step::Ask(Reason::Silent));
+        rig.attempts.begin(link, Reason::Silent, at(1));
+    }
+    let step = rig.ended(LinkId(4), DialFailure::LinkLost, 1);
+    assert_eq!(step, Step::Fail(DialFailure::LinkLost));
+
     let mut rig = Rig::new();
     let step = rig.ended(FIRST, DialFailure::LinkLost, 1);
-    assert_eq!(step, Step::Fail(DialFailure::LinkLost));
+    assert_eq!(step, Step::Ask(Reason::Silent));
+    let none = rig.attempts.found_none(Reason::Silent, false, at(1));
+    assert_eq!(none, Step::Fail(DialFailure::LinkLost));
 }
 
 /// Limit (times): A dial on a silent link

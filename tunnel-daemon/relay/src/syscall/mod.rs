@@ -15,6 +15,6 @@ mod tcp;
 #[expect(unsafe_code, reason = "keys and control messages of kernel TLS")]
 pub(crate) mod tls;
 
-pub use pages::give_back_code;
+pub use pages::give_back_program_pages;
 pub use tcp::{TcpState, tcp_state, unacknowledged_bytes};
 pub(crate) use tcp::{lock_buffers, set_window_clamp};

@@ -90,6 +90,31 @@ async fn a_lane_reset_ends_only_its_own_tunnel() {
     assert_eq!(lost.map(|series| value(&world, series)), [1.0, 1.0]);
 }
 
+/// As when a balancer has cut idle connections: it answers the OPEN with a reset.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_whose_lane_is_lost_goes_over_the_link() {
+    let world = World::start(&[]).await;
+    let (_connection, mut call, grant) = stub_lane::agent(&world).await;
+    let mut tunnels = Vec::new();
+    for is_reset in [false, true] {
+        let mut lane = Stub::granted(&world, &grant).await;
+        one_idle(&world).await;
+        let socket = world.connect();
+        let agent = async {
+            while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
+            if is_reset {
+                let (tcp, _session) = lane.stream.get_ref();
+                adit_net::socket::set_reset_on_close(tcp).expect("it lives");
+            }
+            drop(lane);
+            call.answer(if is_reset { 2 } else { 1 }).await;
+        };
+        let dial = connect::open(&socket, "10.0.0.1:80");
+        let (tunnel, ()) = within("a tunnel", async { tokio::join!(dial, agent) }).await;
+        tunnels.push(tunnel);
+    }
+}
+
 /// The target gets one dial only.
 ///
 /// Limit (times): OPEN without acknowledgement by the agent's kernel | the lane is cut after 2 s and the dial uses the

@@ -50,7 +50,14 @@ impl Opening<'_> {
             Ok(OpenAnswer::Refused(_, text)) => OnLane::Failed(DialFailure::Target(text)),
             Err(failure) => {
                 self.lane = None;
-                self.fail(&failure)
+                match failure {
+                    // As when a balancer has cut an idle connection. The agent cancels what it may have begun.
+                    LaneFailure::Io(_) | LaneFailure::Closed => {
+                        self.pool.lost(&failure);
+                        OnLane::NotSeen
+                    }
+                    LaneFailure::Violation(_) => self.fail(&failure),
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::session::Event;
 use crate::wire::packet::Violation;
 
-/// Limit (times): Pending dials of a lost link | fail at once
+/// Limit (times): Pending dials of a lost link | fail at once there; each asks another agent of its key
 /// Upstream (agents): The end of a link ends its own dials and tunnels and no others.
 /// Upstream (dials): A dial fails at once when its agent is lost.
 #[test]

@@ -314,6 +314,29 @@ async fn a_dial_on_a_silent_link_fails_over_without_a_hedge_budget() {
     );
 }
 
+/// As when an agent gives up the link of a busy server: it has another one, or another agent of the key has.
+#[tokio::test]
+async fn a_dial_whose_link_ends_goes_to_another_link_of_its_key_at_once() {
+    let router = router(1000);
+    let asked = AskedAgents::default();
+    let (mut dial, [_first, mut second], reply) = one_of_two(&router, &asked).await;
+    let lost = |reply: oneshot::Sender<DialOutcome>| {
+        let (failure, written) = (DialFailure::LinkLost, true);
+        reply
+            .send(Err(CancelledDial { failure, written }))
+            .expect("it waits");
+    };
+    lost(reply);
+    assert!(futures_util::poll!(&mut dial).is_pending());
+    let reply = given(&mut second).expect("the other is asked");
+    lost(reply);
+    match futures_util::poll!(&mut dial) {
+        Poll::Ready(Err(failure)) => assert_eq!(failure, DialFailure::LinkLost),
+        _ => panic!("nobody else can be asked"),
+    }
+    assert_eq!(router.dial_counts().failovers, 1);
+}
+
 /// As when a NAT has dropped the connection: the agent returns on a new link.
 #[tokio::test(start_paused = true)]
 async fn a_dial_on_a_single_silent_link_moves_to_a_new_link() {
