@@ -37,7 +37,7 @@ use adit_host::wait::wait_until;
 use adit_net::tasks::Tasks;
 use adit_peer::{PeerState, Peers};
 use adit_server::backend::{
-    AgentAuthenticator, AgentAuthorizer, Backend, BackendSettings, LinkSettings,
+    AgentAuthenticator, AgentAuthorizer, AgentLinks, Backend, BackendSettings, LinkSettings,
 };
 use adit_server::router::{LinkHandle, Router};
 use adit_telemetry::{AditMetrics, ServerMetrics};
@@ -106,8 +106,15 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
     let mut settings = backend_settings(plan, &process, admission)?;
     let (leased, leases) = watch::channel(0);
     settings.leases = leases;
-    let (live, peers_live) = watch::channel(None);
-    settings.peers_live = peers_live;
+    let asks = plan
+        .peers
+        .as_ref()
+        .is_some_and(|peers| !peers.peers.is_empty());
+    let (agent_links, told) = watch::channel(match asks {
+        true => AgentLinks::Unknown,
+        false => AgentLinks::ToAll,
+    });
+    settings.agent_links = told;
     let announced = Some(Announced {
         configured: settings.server.server_count,
         leases: settings.leases.clone(),
@@ -138,7 +145,7 @@ pub async fn start_with(plan: &ServerPlan, controls: &Controls) -> anyhow::Resul
         agents: &settings,
     };
     let peers = plan.peers.as_ref();
-    let peering = peers.map(|peers| parts.start(peers, live, &mut listening));
+    let peering = peers.map(|peers| parts.start(peers, agent_links, &mut listening));
     let peering = peering.transpose()?.map(|(peering, authorizer)| {
         authorizers.push((PEER_FILES, authorizer));
         peering
@@ -267,7 +274,7 @@ fn backend_settings(
         admission,
         authorizer: AgentAuthorizer::default(),
         leases: watch::channel(0).1,
-        peers_live: watch::channel(None).1,
+        agent_links: watch::channel(AgentLinks::ToAll).1,
         grants: plan.agents.grants.clone(),
         links_per_agent_max: usize::try_from(plan.agents.links_per_agent_max.get())?,
         link,

@@ -26,6 +26,7 @@ use adit_tls::reload::ReloadableClientTls;
 use adit_tls::stream::ByteStream;
 use adit_tls::tls::server_name;
 use adit_tunnel::lane::{Lane, LaneRights, bind_to_server};
+use adit_tunnel::task::LinkExit;
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -94,6 +95,9 @@ pub(crate) enum PeerError {
     /// Another process with its id has taken its place.
     #[error("another process with its id has taken its place")]
     Replaced,
+    /// The peer has ended the link, as a server does that leaves.
+    #[error("the server there has left")]
+    Left,
     /// The link ended.
     #[error("{0}")]
     Ended(String),
@@ -331,6 +335,7 @@ async fn keep(
     let server = opened.server.server.clone();
     let zone = settings.hello.zone.as_deref();
     let near = zone.is_some() && zone == opened.server.zone.as_deref();
+    let told_count = opened.server.server_count;
     let (link, silence, running) = opened.start(&context, LANES_MAX);
     let Some(lanes) = link.lanes.clone() else {
         return PeerError::NoLanes;
@@ -345,7 +350,7 @@ async fn keep(
     let series = settings.metrics.peer(server.as_str(), PeerDirection::To);
     let peer = match shared
         .router
-        .register_peer(server.clone(), near, opener, series)
+        .register_peer(server.clone(), near, told_count, opener, series)
     {
         Ok(peer) => Arc::new(peer),
         Err(error) => return error.into(),
@@ -377,7 +382,10 @@ async fn keep(
     let (running, aside, refused) = (pin!(running), pin!(aside), pin!(refused));
     let over = tokio::select! {
         biased;
-        over = running => PeerError::Ended(over.to_string()),
+        over = running => match over {
+            LinkExit::Finished => PeerError::Left,
+            over => PeerError::Ended(over.to_string()),
+        },
         broken = events.broken() => broken,
         () = replaced.cancelled() => PeerError::Replaced,
         () = dead(told) => PeerError::Silent,

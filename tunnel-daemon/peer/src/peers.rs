@@ -1,6 +1,6 @@
 //! All peers of a server: one task for each address, and those that look names up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,6 +9,7 @@ use adit_agent::connector::{ForwardProxies, RecentServers, ServerConnector};
 use adit_agent::context::LinkContext;
 use adit_config::address::ServerAddress;
 use adit_config::plan::PeerAddress;
+use adit_core::peer::PEERS_MAX;
 use adit_core::wire::metadata::AgentHello;
 use adit_net::accounts::Accounts;
 use adit_net::resolve::Resolve;
@@ -45,6 +46,9 @@ const LOOKUP_SOON: Duration = Duration::from_millis(500);
 const SOON_FOR: Duration = Duration::from_secs(60);
 /// Time for one lookup.
 const LOOKUP_MAX: Duration = Duration::from_secs(5);
+
+/// Peers that have left and are remembered.
+const LEFT_MAX: usize = PEERS_MAX;
 
 /// What peers are linked with.
 pub struct PeerSettings {
@@ -102,6 +106,8 @@ pub(crate) struct Shared {
     pub(crate) router: Arc<Router>,
     held: Mutex<HeldPeers>,
     known: Mutex<Known>,
+    /// When peers have left, the last [`LEFT_MAX`].
+    left: Mutex<VecDeque<Instant>>,
     called: Mutex<BTreeMap<PeerTarget, Called>>,
 }
 
@@ -134,6 +140,7 @@ impl Peers {
             router,
             held: Mutex::default(),
             known: Mutex::new(known),
+            left: Mutex::default(),
             called: Mutex::default(),
         });
         shared.call_known();
@@ -153,6 +160,13 @@ impl Peers {
             state: called.state.borrow().clone(),
         });
         views.collect()
+    }
+
+    /// Number of peers that have left within this time: that have ended their links, and were not lost.
+    #[must_use]
+    pub fn left_within(&self, time: Duration) -> usize {
+        let left = locked(&self.0.left);
+        left.iter().filter(|at| at.elapsed() < time).count()
     }
 }
 
@@ -236,6 +250,14 @@ impl Shared {
         }
     }
 
+    fn remember_left(&self) {
+        let mut left = locked(&self.left);
+        if left.len() >= LEFT_MAX {
+            left.pop_front();
+        }
+        left.push_back(Instant::now());
+    }
+
     /// Calls one address again and again.
     async fn call(
         self: Arc<Self>,
@@ -263,6 +285,9 @@ impl Shared {
             let since = Instant::now();
             let over = run(&self, &connector, &address, &state, expected.take()).await;
             let was_linked = matches!(&*state.borrow(), PeerState::Linked(_));
+            if let PeerError::Left = over {
+                self.remember_left();
+            }
             let wait = match &over {
                 PeerError::NotKept(NotKept::Own) => {
                     state.send_replace(PeerState::Own);

@@ -17,4 +17,4 @@ pub use authorizer::{AgentAuthorizer, check_deny_list};
 pub use forwarding::{Forwarding, failure};
 pub use link::LinkSettings;
 pub use node::{AgentDoors, DESTINATION_DIAL_TIMEOUT, Destinations, NodeProxy, NodeSettings};
-pub use service::{Backend, BackendSettings, PeerBackend};
+pub use service::{AgentLinks, Backend, BackendSettings, PeerBackend};

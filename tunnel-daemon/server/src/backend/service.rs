@@ -57,6 +57,17 @@ const SEND_BUFFER_BYTES: usize = 128 * 1024;
 /// Streams one agent connection may open; agents open one.
 const LINKS_PER_CONNECTION_MAX: u32 = 8;
 
+/// To how many servers agents are told to connect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AgentLinks {
+    /// This server has just started and asks its peers: agents wait for the answer.
+    Unknown,
+    /// To all.
+    ToAll,
+    /// To this many: each server reaches the agents of all others.
+    ToFew(i64),
+}
+
 /// Settings of the agent listener.
 pub struct BackendSettings {
     /// What agents are told about this server.
@@ -67,8 +78,8 @@ pub struct BackendSettings {
     pub admission: AgentAuthenticator,
     /// Number of servers with leases; 0 without leases.
     pub leases: watch::Receiver<usize>,
-    /// Number of servers to which agents connect while all of them are live as peers; `None`: not all are.
-    pub peers_live: watch::Receiver<Option<i64>>,
+    /// What agents are told of the number of servers.
+    pub agent_links: watch::Receiver<AgentLinks>,
     /// Decides which agents may keep their links.
     pub authorizer: AgentAuthorizer,
     /// What an agent may claim; empty: any claim is accepted.
@@ -288,9 +299,9 @@ impl Backend {
                 .peers
                 .as_ref()
                 .map(|peers| peers.hello.clone()),
-            server_count: match *self.settings.peers_live.borrow() {
-                None => hello.server_count.max(leases),
-                Some(links) => hello.server_count.max(leases).min(links),
+            server_count: match *self.settings.agent_links.borrow() {
+                AgentLinks::Unknown | AgentLinks::ToAll => hello.server_count.max(leases),
+                AgentLinks::ToFew(links) => hello.server_count.max(leases).min(links),
             },
             // Sent only to peers that sent their own version.
             version: link
@@ -416,7 +427,15 @@ impl Backend {
             Ok(token) => {
                 let (token, _room) = token.unzip();
                 let admission = &self.settings.admission;
-                let identify = pin!(admission.identify(token, who.certificate, who.peer));
+                let identify = pin!(async {
+                    let identified = admission.identify(token, who.certificate, who.peer).await?;
+                    // Two peers would wait for each other.
+                    if self.settings.peers.is_none() {
+                        let mut links = self.settings.agent_links.clone();
+                        let _known = links.wait_for(|links| *links != AgentLinks::Unknown).await;
+                    }
+                    Ok(identified)
+                });
                 // Agents wait for the answer before they send packets. Any other caller could fill the stream's window
                 // meanwhile.
                 let speaks = poll_fn(|cx| match respond.poll_reset(cx) {
