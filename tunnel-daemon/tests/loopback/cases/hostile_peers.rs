@@ -138,7 +138,8 @@ async fn a_dial_whose_lane_at_a_peer_is_lost_takes_another_lane_and_no_other_str
                 (status, connect::rest(&mut answer.stream).await)
             }
         };
-        let (answer, _lane) = within("an answer", async { tokio::join!(client, asked) }).await;
+        let (answer, _lane) =
+            within("an answer", Box::pin(async { tokio::join!(client, asked) })).await;
         let expected = match is_there {
             true => (200, ""),
             false => (502, "Backend context error: context canceled\r\n"),
