@@ -1,5 +1,7 @@
 //! Servers that know each other: the listener for peers, what they are told, and the links to them.
 
+mod agent_links;
+
 use std::collections::HashSet;
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -17,6 +19,7 @@ use anyhow::Context as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use self::agent_links::{AnnouncedCount, REPLACED_WITHIN};
 use crate::budgets::isolation;
 use crate::descriptors;
 use crate::listeners::Listening;
@@ -35,7 +38,7 @@ use adit_server::backend::{
     Forwarding, PeerBackend,
 };
 use adit_server::frontend::events::FrontendContext;
-use adit_server::router::{DialLimits, LinkHandle, PeerHandle, Router};
+use adit_server::router::{DialLimits, LinkHandle, Router};
 use adit_telemetry::labels::{Label as _, PeerAddressState, PeerDial, PeerDirection};
 use adit_telemetry::{AditMetrics, AgentMetrics, PeerSeries, ServerMetrics};
 use adit_tls::pki::share_a_key;
@@ -46,14 +49,6 @@ use adit_tls::tls::{Alpn, AlpnRule, ClientTls};
 pub(super) const PEER_FILES: &str = "peers";
 /// A server that has started this long ago waits for no peer.
 const STARTING: Duration = Duration::from_secs(10);
-/// Agents are told a smaller count once all servers have been peers for this long.
-const ALL_LIVE_FOR: Duration = Duration::from_secs(60);
-/// A server that has started repeats for so long what its peers tell agents.
-const REPEATS_FOR: Duration = Duration::from_secs(120);
-/// Agents of a server that has started wait for so long until its peers have told it.
-const TOLD_WITHIN: Duration = Duration::from_secs(1);
-/// A server that leaves is replaced within this time, or agents are told the larger count again.
-const REPLACED_WITHIN: Duration = Duration::from_secs(60);
 /// Longest file of authorities that is compared; its load refuses a longer one.
 const CA_BYTES_MAX: u64 = 16 << 20;
 /// Links of one peer under its id: a restarted server may be here before its old link has ended.
@@ -109,6 +104,7 @@ impl Parts<'_> {
         let hello = PeerHello {
             group: peers.group.clone(),
             incarnation: rand::random(),
+            agent_links: None,
         };
         let router = &self.tenant.router;
         let askers = Router::within(
@@ -486,205 +482,5 @@ impl Peering {
         self.askers.announce_shutdown();
         let links = self.askers.links();
         links.iter().filter_map(LinkHandle::end).collect()
-    }
-}
-
-/// The number of servers that agents are told to connect to: fewer than all while every server reaches every agent anyway.
-struct AnnouncedCount {
-    configured: i64,
-    leases: watch::Receiver<usize>,
-    /// Servers that each agent connects to while all are live.
-    links: i64,
-    /// Number of servers that ask this one.
-    asking: Box<dyn Fn() -> usize + Send>,
-    /// Number of servers that have left, and are being replaced.
-    left: Box<dyn Fn() -> usize + Send>,
-    told: watch::Sender<AgentLinks>,
-}
-
-impl AnnouncedCount {
-    /// Looks every second whether all servers are peers, and have been for long enough. A server that leaves in order changes nothing
-    /// while it is replaced, and one that has started says what all others say: else agents would look for a further server with
-    /// each one that is replaced.
-    async fn follow(self, router: Arc<Router>) {
-        const EVERY: Duration = Duration::from_secs(1);
-        const SOON: Duration = Duration::from_millis(50);
-        let started = Instant::now();
-        let (mut since, mut asked_by_all, mut is_told) = (None, None, false);
-        loop {
-            let leases = i64::try_from(*self.leases.borrow()).unwrap_or(i64::MAX);
-            let servers = self.configured.max(leases);
-            let are_all =
-                |others: usize| i64::try_from(others).is_ok_and(|others| others + 1 >= servers);
-            let now = Instant::now();
-            let is_recent = |at: Instant, within| now.duration_since(at) < within;
-            let live = router.with_registry(Registry::complete_peers);
-            let asks_all = live > 0 && are_all(live + (self.left)());
-            // Both ways: agents that keep this server must be reachable from the others. One that leaves asks no more.
-            if are_all((self.asking)()) {
-                asked_by_all = Some(now);
-            }
-            let is_asked = asked_by_all.is_some_and(|at| is_recent(at, REPLACED_WITHIN));
-            since = (asks_all && is_asked).then(|| since.unwrap_or(now));
-            let have_lasted = since.is_some_and(|since| !is_recent(since, ALL_LIVE_FOR));
-            // The others call this server as soon as they know that it is back.
-            let tells_few = |peer: &PeerHandle| peer.told_count < servers;
-            is_told = asks_all
-                && is_recent(started, REPEATS_FOR)
-                && (is_told || router.peers().iter().all(tells_few));
-            let links = if have_lasted || is_told {
-                AgentLinks::ToFew(self.links)
-            } else if *self.told.borrow() == AgentLinks::Unknown && is_recent(started, TOLD_WITHIN)
-            {
-                AgentLinks::Unknown
-            } else {
-                AgentLinks::ToAll
-            };
-            self.told
-                .send_if_modified(|told| std::mem::replace(told, links) != links);
-            if have_lasted {
-                tokio::time::sleep(EVERY).await;
-            } else {
-                let _changed = tokio::time::timeout(EVERY - SOON, router.changed()).await;
-                tokio::time::sleep(SOON).await;
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use adit_server::router::{PeerOpener, RegisteredPeer};
-
-    use super::*;
-
-    /// A peer whose dials nobody makes.
-    struct Nobody;
-
-    impl PeerOpener for Nobody {
-        fn open<'a>(
-            &'a self,
-            _protocol: &'a str,
-            _address: &'a str,
-            _forward: adit_core::peer::Forward,
-        ) -> adit_server::router::Asking<'a> {
-            Box::pin(std::future::ready(
-                adit_server::router::PeerAnswer::NotAsked,
-            ))
-        }
-    }
-
-    /// One of five servers, which all others ask.
-    struct World {
-        router: Arc<Router>,
-        leases: watch::Sender<usize>,
-        left: Arc<AtomicUsize>,
-        told: watch::Receiver<AgentLinks>,
-        _tasks: Tasks,
-    }
-
-    impl World {
-        fn start() -> Self {
-            let limits = DialLimits {
-                pending_max: 1,
-                timeout: None,
-                dead_after: Duration::from_secs(8),
-            };
-            let router = Router::new(Registry::new(Strategies::default()), limits);
-            let (leases, leased) = watch::channel(5);
-            let (telling, told) = watch::channel(AgentLinks::Unknown);
-            let left = Arc::<AtomicUsize>::default();
-            let count = AnnouncedCount {
-                configured: 1,
-                leases: leased,
-                links: 2,
-                asking: Box::new(|| 4),
-                left: Box::new({
-                    let left = Arc::clone(&left);
-                    move || left.load(Relaxed)
-                }),
-                told: telling,
-            };
-            let tasks = Tasks::new(1);
-            tasks.spawn_always("peer-count", count.follow(Arc::clone(&router)));
-            Self {
-                router,
-                leases,
-                left,
-                told,
-                _tasks: tasks,
-            }
-        }
-
-        /// A peer that tells its agents this count.
-        fn join(&self, name: &str, told_count: i64) -> RegisteredPeer {
-            let series = ServerMetrics::new(&["default"])
-                .adit()
-                .peer(name, PeerDirection::To);
-            let (id, nobody) = (ServerId::new(name), Arc::new(Nobody));
-            let peer = self
-                .router
-                .register_peer(id, false, told_count, nobody, series);
-            let peer = peer.expect("there is room");
-            peer.announced(std::iter::empty(), 0, true)
-                .expect("no keys");
-            peer
-        }
-
-        async fn tells(&self, expected: AgentLinks, why: &str) {
-            tokio::time::sleep(Duration::from_secs(2)).await;
-            assert_eq!(*self.told.borrow(), expected, "{why}");
-        }
-    }
-
-    /// Agents connect to two of five servers once all five have known each other for a minute, and to all again as soon as one
-    /// is missing, but for one that has left to be replaced.
-    ///
-    /// Limit (peers): Links of an agent while all servers are peers | `--peer-agent-links`, once they have been for 60 s; a server that
-    /// leaves has 60 s to be replaced
-    #[tokio::test(start_paused = true)]
-    async fn agents_are_told_a_smaller_count_only_while_all_servers_are_peers() {
-        let world = World::start();
-        let mut peers: Vec<_> = ["a", "b", "c"].map(|name| world.join(name, 2)).into();
-        tokio::time::sleep(2 * ALL_LIVE_FOR).await;
-        let all = AgentLinks::ToAll;
-        world
-            .tells(all, "one is no peer: it may be upstream's")
-            .await;
-        peers.push(world.join("d", 5));
-        tokio::time::sleep(ALL_LIVE_FOR / 2).await;
-        world.tells(all, "not for long").await;
-        tokio::time::sleep(ALL_LIVE_FOR).await;
-        let few = AgentLinks::ToFew(2);
-        world.tells(few, "all have known each other").await;
-        world.leases.send_replace(6);
-        world.tells(all, "a sixth server is no peer yet").await;
-        world.leases.send_replace(5);
-        tokio::time::sleep(2 * ALL_LIVE_FOR).await;
-        world.tells(few, "the lease was a mistake").await;
-        world.left.store(1, Relaxed);
-        peers.pop();
-        world.tells(few, "it is being replaced").await;
-        world.left.store(0, Relaxed);
-        world.tells(all, "it does not return").await;
-    }
-
-    /// A server that has started says what its peers say, once all of them are linked. Until then agents wait, for a second at most.
-    #[tokio::test(start_paused = true)]
-    async fn a_new_server_tells_agents_the_count_of_its_peers() {
-        for (last, expected) in [(2, AgentLinks::ToFew(2)), (5, AgentLinks::ToAll)] {
-            let world = World::start();
-            let mut peers: Vec<_> = ["a", "b", "c"].map(|name| world.join(name, 2)).into();
-            tokio::time::sleep(TOLD_WITHIN / 2).await;
-            assert_eq!(*world.told.borrow(), AgentLinks::Unknown);
-            peers.push(world.join("d", last));
-            tokio::time::sleep(TOLD_WITHIN / 4).await;
-            let at_once = match last {
-                2 => expected,
-                _ => AgentLinks::Unknown,
-            };
-            assert_eq!(*world.told.borrow(), at_once);
-            world.tells(expected, "a second is over").await;
-        }
     }
 }

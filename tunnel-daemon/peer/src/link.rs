@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::held::NotKept;
 use crate::opener::LaneOpener;
-use crate::peers::{PeerState, Shared};
+use crate::peers::{LeftPeers, PeerState, Shared};
 
 /// Time for the first keys of a peer.
 const KEYS_WITHIN: Duration = Duration::from_secs(10);
@@ -113,11 +113,13 @@ struct Events {
     ended: CancellationToken,
     /// Until the peer has announced all its keys.
     expected: Mutex<Option<ExpectedPeer>>,
+    left: Arc<LeftPeers>,
 }
 
 impl Events {
-    fn new(metrics: AditMetrics, expected: Option<ExpectedPeer>) -> Self {
+    fn new(metrics: AditMetrics, expected: Option<ExpectedPeer>, left: &Arc<LeftPeers>) -> Self {
         Self {
+            left: Arc::clone(left),
             expected: Mutex::new(expected),
             metrics,
             peer: OnceLock::new(),
@@ -161,7 +163,9 @@ impl AskerEvents for Events {
         };
         match peer.announced(changes(&keys), keys.changes.len(), keys.complete) {
             Ok(()) if keys.complete => {
-                self.complete.send_replace(true);
+                if !self.complete.send_replace(true) {
+                    self.left.joined();
+                }
                 let mut expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
                 drop(expected.take());
             }
@@ -325,17 +329,20 @@ async fn keep(
 ) -> PeerError {
     let AnsweredPeer {
         opened,
+        hello: PeerHello { agent_links, .. },
         certificate,
-        ..
     } = found;
     let settings = &shared.settings;
-    let events = Arc::new(Events::new(settings.metrics.clone(), expected));
+    let events = Arc::new(Events::new(
+        settings.metrics.clone(),
+        expected,
+        &shared.left,
+    ));
     let mut context = shared.context.clone();
     context.asker = Some(Arc::<Events>::clone(&events));
     let server = opened.server.server.clone();
     let zone = settings.hello.zone.as_deref();
     let near = zone.is_some() && zone == opened.server.zone.as_deref();
-    let told_count = opened.server.server_count;
     let (link, silence, running) = opened.start(&context, LANES_MAX);
     let Some(lanes) = link.lanes.clone() else {
         return PeerError::NoLanes;
@@ -350,7 +357,7 @@ async fn keep(
     let series = settings.metrics.peer(server.as_str(), PeerDirection::To);
     let peer = match shared
         .router
-        .register_peer(server.clone(), near, told_count, opener, series)
+        .register_peer(server.clone(), near, agent_links, opener, series)
     {
         Ok(peer) => Arc::new(peer),
         Err(error) => return error.into(),

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 const LENT_WITHIN: Duration = Duration::from_secs(10);
 /// How long it waits while none is being opened.
 const FREE_WITHIN: Duration = Duration::from_secs(1);
-/// Lanes tried for one dial: each before the last was lost.
+/// Lanes tried for one dial: each before the last was lost before the peer could see the dial.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Opens tunnels on the lanes of one link.
@@ -66,27 +66,15 @@ impl LaneOpener {
             // More lanes for the next dials, as a burst needs them.
             self.lanes.missed();
         }
-        let mut lost = false;
-        match self.ask_on_lanes(&request, &mut lost).await {
-            // By the lane that was lost it may have asked an agent.
-            PeerAnswer::NotAsked | PeerAnswer::NotHere if lost => {
-                PeerAnswer::Failed(DialFailure::LinkLost)
-            }
-            answer => answer,
-        }
-    }
-
-    /// `lost` becomes true when a lane is lost that the request was sent on.
-    async fn ask_on_lanes(&self, request: &OpenRequest, lost: &mut bool) -> PeerAnswer {
         for _attempt in 0..ATTEMPTS_MAX {
             let Some(lane) = self.lent().await else {
                 return PeerAnswer::NotAsked;
             };
-            let opened = self.over.run_until_cancelled(lane.open(request)).await;
+            let opened = self.over.run_until_cancelled(lane.open(&request)).await;
             match opened.unwrap_or(Opened::Lost) {
                 Opened::Open(endpoint) => return PeerAnswer::Open(endpoint),
                 Opened::NotSeen => (),
-                Opened::Lost => *lost = true,
+                Opened::Lost => return PeerAnswer::Failed(DialFailure::LinkLost),
                 Opened::Refused(RefusalCode::NotHere, _) => return PeerAnswer::NotHere,
                 Opened::Refused(RefusalCode::Leaving, _) => {
                     self.lanes.leaves();

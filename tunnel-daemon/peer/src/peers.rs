@@ -1,6 +1,6 @@
 //! All peers of a server: one task for each address, and those that look names up.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -100,14 +100,37 @@ pub struct PeerView {
     pub state: PeerState,
 }
 
+/// When peers have left whose places no other has taken yet, [`LEFT_MAX`] at most.
+#[derive(Default)]
+pub(crate) struct LeftPeers(Mutex<Vec<Instant>>);
+
+impl LeftPeers {
+    fn left(&self) {
+        let mut left = locked(&self.0);
+        if left.len() < LEFT_MAX {
+            left.push(Instant::now());
+        }
+    }
+
+    /// A peer has announced its keys: it may take the place of one that has left.
+    pub(crate) fn joined(&self) {
+        locked(&self.0).pop();
+    }
+
+    fn within(&self, time: Duration) -> usize {
+        let mut left = locked(&self.0);
+        left.retain(|at| at.elapsed() < time);
+        left.len()
+    }
+}
+
 pub(crate) struct Shared {
     pub(crate) settings: PeerSettings,
     pub(crate) context: LinkContext,
     pub(crate) router: Arc<Router>,
     held: Mutex<HeldPeers>,
     known: Mutex<Known>,
-    /// When peers have left, the last [`LEFT_MAX`].
-    left: Mutex<VecDeque<Instant>>,
+    pub(crate) left: Arc<LeftPeers>,
     called: Mutex<BTreeMap<PeerTarget, Called>>,
 }
 
@@ -140,7 +163,7 @@ impl Peers {
             router,
             held: Mutex::default(),
             known: Mutex::new(known),
-            left: Mutex::default(),
+            left: Arc::default(),
             called: Mutex::default(),
         });
         shared.call_known();
@@ -162,11 +185,10 @@ impl Peers {
         views.collect()
     }
 
-    /// Number of peers that have left within this time: that have ended their links, and were not lost.
+    /// Number of peers that have left within this time, and were not lost. A server that was linked since takes the place of one.
     #[must_use]
     pub fn left_within(&self, time: Duration) -> usize {
-        let left = locked(&self.0.left);
-        left.iter().filter(|at| at.elapsed() < time).count()
+        self.0.left.within(time)
     }
 }
 
@@ -250,14 +272,6 @@ impl Shared {
         }
     }
 
-    fn remember_left(&self) {
-        let mut left = locked(&self.left);
-        if left.len() >= LEFT_MAX {
-            left.pop_front();
-        }
-        left.push_back(Instant::now());
-    }
-
     /// Calls one address again and again.
     async fn call(
         self: Arc<Self>,
@@ -286,7 +300,7 @@ impl Shared {
             let over = run(&self, &connector, &address, &state, expected.take()).await;
             let was_linked = matches!(&*state.borrow(), PeerState::Linked(_));
             if let PeerError::Left = over {
-                self.remember_left();
+                self.left.left();
             }
             let wait = match &over {
                 PeerError::NotKept(NotKept::Own) => {

@@ -169,6 +169,7 @@ async fn attempt(
             peer: Some(PeerHello {
                 group: peers.group.clone(),
                 incarnation: rand::random(),
+                agent_links: None,
             }),
             zone: None,
         },

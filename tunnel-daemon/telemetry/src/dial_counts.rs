@@ -9,6 +9,8 @@ pub struct DialCounts {
     pub hedges: u64,
     /// Agents asked in parallel with a silent agent, or after it.
     pub failovers: u64,
+    /// Agents asked after the link of the agent before has ended.
+    pub lost: u64,
     /// Dials that waited for an agent to reconnect.
     pub waited: u64,
     /// Links whose agent fell silent.

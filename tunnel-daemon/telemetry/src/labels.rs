@@ -220,8 +220,10 @@ label! {
         NotSent = "not_sent",
         /// The previous agent was slow to answer; the dial was hedged.
         Slow = "slow",
-        /// The previous agent was silent, or its link ended.
+        /// The previous agent was silent.
         Silent = "silent",
+        /// The link of the previous agent ended.
+        Lost = "lost",
     }
 
     /// Outcome of loading changed TLS files.

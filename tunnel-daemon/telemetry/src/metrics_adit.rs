@@ -200,6 +200,7 @@ impl AditMetrics {
         retries
             .of(DialRetry::Silent)
             .inc_by(now.failovers - before.failovers);
+        retries.of(DialRetry::Lost).inc_by(now.lost - before.lost);
         self.dials_waited.inc_by(now.waited - before.waited);
         self.link_suspicions
             .inc_by(now.suspicions - before.suspicions);

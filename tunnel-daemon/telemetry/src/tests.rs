@@ -327,6 +327,7 @@ fn own_families_start_at_zero_and_count() {
         retries: 3,
         hedges: 4,
         failovers: 5,
+        lost: 8,
         waited: 6,
         suspicions: 7,
     };
@@ -355,6 +356,7 @@ fn own_families_start_at_zero_and_count() {
         ("adit_dial_retries_total{reason=\"not_sent\"}", 1.0),
         ("adit_dial_retries_total{reason=\"slow\"}", 4.0),
         ("adit_dial_retries_total{reason=\"silent\"}", 5.0),
+        ("adit_dial_retries_total{reason=\"lost\"}", 8.0),
         ("adit_dials_waited_total", 6.0),
         ("adit_link_suspicions_total", 7.0),
         ("adit_late_dial_answers_total", 1.0),

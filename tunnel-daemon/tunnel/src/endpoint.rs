@@ -87,8 +87,8 @@ impl Path {
     fn budget(&self) -> Option<&Arc<ProcessBudget>> {
         match self {
             Self::Link(link) => link.budget(),
-            Self::Lane(lane) => Some(lane.budget()),
-            Self::Server(server) => Some(server.budget()),
+            Self::Lane(lane) => Some(&lane.state.budget),
+            Self::Server(server) => Some(&server.state.budget),
         }
     }
 }
@@ -181,8 +181,8 @@ impl Endpoint {
     pub fn poll_check(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         match &mut self.path {
             Path::Link(link) => link.poll_check(cx),
-            Path::Lane(lane) => lane.poll_check(),
-            Path::Server(server) => server.poll_check(),
+            Path::Lane(lane) => lane.state.poll_check(),
+            Path::Server(server) => server.state.poll_check(),
         }
     }
 
@@ -190,8 +190,8 @@ impl Endpoint {
     pub fn end_waits(&mut self) {
         match &mut self.path {
             Path::Link(link) => link.end_waits(),
-            Path::Lane(lane) => lane.end_waits(),
-            Path::Server(server) => server.end_waits(),
+            Path::Lane(lane) => lane.state.end_waits = true,
+            Path::Server(server) => server.state.end_waits = true,
         }
     }
 
@@ -304,8 +304,8 @@ impl Endpoint {
     pub fn last_end(&self) -> Option<TunnelEnd> {
         match &self.path {
             Path::Link(link) => link.last_end(),
-            Path::Lane(lane) => lane.last_end(),
-            Path::Server(server) => server.last_end(),
+            Path::Lane(lane) => lane.state.end.clone(),
+            Path::Server(server) => server.state.end.clone(),
         }
     }
 
@@ -346,8 +346,8 @@ impl Endpoint {
         self.count_kernel(u32::try_from(kernel_bytes).unwrap_or(u32::MAX));
         match &self.path {
             Path::Link(_) => (),
-            Path::Lane(lane) => lane.stalled(),
-            Path::Server(server) => server.stalled(),
+            Path::Lane(lane) => lane.state.probe.set_stalled(true),
+            Path::Server(server) => server.state.probe.set_stalled(true),
         }
         match &self.watch {
             Some(EndpointWatch::Client(metrics)) if self.stalled.is_none() => {
@@ -405,8 +405,8 @@ impl Endpoint {
     pub fn discarded(&mut self, bytes: usize) {
         match &mut self.path {
             Path::Link(link) => link.drained(bytes),
-            Path::Lane(lane) => lane.drained(bytes),
-            Path::Server(server) => server.drained(bytes),
+            Path::Lane(lane) => lane.state.drained(bytes),
+            Path::Server(server) => server.state.drained(bytes),
         }
     }
 

@@ -8,16 +8,15 @@ use std::time::Duration;
 
 use adit_core::lane::{LaneEvent, Want};
 use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
-use adit_relay::{BufferSizes, SocketBuffers};
+use adit_relay::BufferSizes;
 use adit_telemetry::PeerSeries;
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::incoming::Incoming;
 use crate::lane::{Lane, LaneFailure};
-use crate::progress_timer::ProgressTimer;
-use crate::watch::{LaneWatch, Probe};
-use adit_config::limits;
+use crate::path_state::PathState;
+use crate::watch::LaneWatch;
 use adit_net::buffer_growth::sizes_at_rest;
 use adit_telemetry::tunnels::PathQuality;
 
@@ -51,28 +50,8 @@ pub(super) struct LanePath {
     /// `None` once the tunnel is over on the lane; received bytes may still be undelivered then.
     lane: Option<Lane>,
     owner: Arc<dyn LaneOwner>,
-    probe: Arc<Probe>,
-    waiting: Option<Incoming>,
-    end: Option<TunnelEnd>,
+    pub(super) state: PathState,
     closed: bool,
-    write_failed: bool,
-    /// The lane takes no more bytes.
-    full: bool,
-    /// The endpoint has sent bytes since the last check of its own socket.
-    sent: bool,
-    /// The endpoint's own socket is due for a check; whether bytes moved since the last one.
-    check: Option<bool>,
-    /// The endpoint's socket has ended behind bytes that the lane does not take.
-    end_waits: bool,
-    /// Armed while the tunnel is half-closed, and while bytes linger after its end.
-    timer: ProgressTimer,
-    /// Bytes given to the endpoint that its socket or stream has not taken yet.
-    held: u64,
-    /// Bytes queued for the lane, as counted in the budget.
-    queued: Queued,
-    /// Bytes in flight at the watch's last check: behind a slow reader they shrink for minutes before the lane takes more.
-    on_the_way_seen: usize,
-    buffers: SocketBuffers,
     /// The lane is one between servers.
     pub(super) peer: Option<Arc<PeerSeries>>,
 }
@@ -80,24 +59,11 @@ pub(super) struct LanePath {
 impl LanePath {
     pub(super) fn new(lane: Lane, owner: Arc<dyn LaneOwner>) -> Self {
         let probe = owner.watch().enter(owner.gone().clone());
-        let queued = Queued::none(owner.budget());
         Self {
             lane: Some(lane),
+            state: PathState::new(owner.budget(), probe),
             owner,
-            probe,
-            waiting: None,
-            end: None,
             closed: false,
-            write_failed: false,
-            full: false,
-            sent: false,
-            check: None,
-            end_waits: false,
-            timer: ProgressTimer::default(),
-            held: 0,
-            queued,
-            on_the_way_seen: 0,
-            buffers: SocketBuffers::default(),
             peer: None,
         }
     }
@@ -114,82 +80,55 @@ impl LanePath {
             self.poll_flush(cx);
         }
         let is_full = full(self);
-        if is_full != self.full {
-            self.full = is_full;
-            self.check = None;
-            self.probe.set_full(is_full);
-        }
-        if is_full {
-            Poll::Pending
-        } else {
-            Poll::Ready(())
-        }
-    }
-
-    pub(super) fn budget(&self) -> &Arc<ProcessBudget> {
-        self.owner.budget()
+        self.state.poll_room(is_full)
     }
 
     /// Fits the lane's socket only: a link's socket carries many tunnels and keeps its buffers.
     pub(super) fn fit_buffers(&mut self, sizes: BufferSizes) {
-        if sizes != self.buffers.sizes()
-            && let Some(socket) = self.lane.as_ref().and_then(Lane::tcp)
-            && let Err(error) = self.buffers.fit(socket, sizes, false)
-        {
-            tracing::debug!(%error, "the buffers of a lane stay as they are");
-        }
+        self.state
+            .fit_buffers(self.lane.as_ref().and_then(Lane::tcp), sizes);
     }
 
     /// Bytes that the endpoint may send now. After the tunnel's end all are accepted and dropped.
     pub(super) fn room(&self) -> usize {
         let queued = self.lane.as_ref().map_or(0, Lane::queued_bytes);
-        self.owner.budget().queue_share().saturating_sub(queued)
+        self.state.budget.queue_share().saturating_sub(queued)
     }
 
     /// Updates the budget with the bytes queued for the lane.
     fn count_queued(&mut self) {
         if let Some(lane) = &self.lane {
-            self.queued.set(lane.queued_bytes() as u64);
+            self.state.queued.set(lane.queued_bytes() as u64);
         }
     }
 
     /// Returns the lane to its owner. Its queued bytes stay in the budget until they are written.
     fn give_back(&mut self) {
         // The next tunnel sizes the buffers anew.
-        let budget = self.owner.budget();
-        self.fit_buffers(if budget.starts_tcp_small() {
+        let budget = &self.state.budget;
+        let sizes = if budget.starts_tcp_small() {
             BufferSizes::Small
         } else {
             sizes_at_rest(budget)
-        });
+        };
+        self.fit_buffers(sizes);
         if let Some(lane) = self.lane.take() {
-            let budget = self.owner.budget();
-            let mut queued = std::mem::replace(&mut self.queued, Queued::none(budget));
+            let none = Queued::none(&self.state.budget);
+            let mut queued = std::mem::replace(&mut self.state.queued, none);
             queued.set(lane.queued_bytes() as u64);
             self.owner.take_back(lane, queued);
         }
     }
 
-    /// Ready every few seconds while the lane takes no more; yields whether it took bytes since the last check.
-    pub(super) fn poll_check(&mut self) -> Poll<bool> {
-        self.check.take().map_or(Poll::Pending, Poll::Ready)
-    }
-
-    /// A half-close behind unread bytes counts as a half-close.
-    pub(super) fn end_waits(&mut self) {
-        self.end_waits = true;
-    }
-
     pub(super) fn send(&mut self, bytes: Bytes) {
-        self.timer.moved();
-        self.sent = true;
+        self.state.sends();
         if let Some(lane) = &mut self.lane {
             lane.end().send(bytes);
         }
     }
 
     pub(super) fn fin(&mut self) {
-        self.end_waits = false;
+        self.state.end_waits = false;
         if let Some(lane) = &mut self.lane {
             lane.end().fin();
         }
@@ -200,7 +139,7 @@ impl LanePath {
             && let Some(lane) = &mut self.lane
         {
             lane.end().close(text);
-            self.timer.stop();
+            self.state.timer.stop();
         }
     }
 
@@ -208,11 +147,11 @@ impl LanePath {
         if let Some(lane) = &mut self.lane
             && let Poll::Ready(Err(error)) = lane.poll_flush(cx)
         {
-            if self.write_failed {
+            if self.state.write_failed {
                 self.fail(&error.into());
             }
             // Reading comes first: the peer may have sent an answer before it stopped reading.
-            self.write_failed = true;
+            self.state.write_failed = true;
             cx.waker().wake_by_ref();
         }
         self.count_queued();
@@ -231,8 +170,8 @@ impl LanePath {
 
     /// When the watch asks: checks whether an unread lane has lost its peer, or has the endpoint check its own socket.
     fn poll_watch(&mut self, cx: &mut Context<'_>) {
-        self.probe.register(cx.waker());
-        if !self.probe.is_due() {
+        self.state.probe.register(cx.waker());
+        if !self.state.probe.is_due() {
             return;
         }
         if self.owner.watch().is_shutting_down() {
@@ -240,51 +179,37 @@ impl LanePath {
                 lane.end().reset("the other end shuts down");
                 self.finish(TunnelEnd::Shutdown);
             }
-        } else if self.probe.is_troubled()
+        } else if self.state.probe.is_troubled()
             && let Some(failure) = self.lane.as_ref().and_then(trouble)
         {
             self.fail(&failure);
         }
-        if self.full {
-            let on_the_way = bytes_on_the_way(self.lane.as_ref());
-            let moves = on_the_way < self.on_the_way_seen;
-            self.on_the_way_seen = on_the_way;
-            self.check = Some(std::mem::take(&mut self.sent) || moves);
-        }
+        self.state.checked(|| bytes_on_the_way(self.lane.as_ref()));
         cx.waker().wake_by_ref();
     }
 
-    /// The endpoint's own socket or stream takes no bytes at present.
-    pub(super) fn stalled(&self) {
-        self.probe.set_stalled(true);
-    }
-
     pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
-        if let Some(waiting) = self.waiting.take() {
+        if let Some(waiting) = self.state.waiting.take() {
             return Poll::Ready(waiting);
         }
         loop {
-            if let Some(end) = &self.end {
+            if let Some(end) = &self.state.end {
                 return Poll::Ready(Incoming::Ended(end.clone()));
             }
             let Some(lane) = &mut self.lane else {
                 return Poll::Ready(Incoming::Ended(TunnelEnd::LaneLost));
             };
-            if self.held > 0 && self.owner.budget().is_half_full() {
-                // While memory is short, a lane is read again once its delivered bytes have been taken; the endpoint polls
-                // again then.
+            if self.state.reads_later() {
                 return Poll::Pending;
             }
             // Charged before it is read: without room as little as a record.
-            lane.read_little(self.owner.budget().is_half_full());
+            lane.read_little(self.state.budget.is_half_full());
             match lane.poll_event(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(failure)) => self.fail(&failure),
                 Poll::Ready(Ok(event)) => match event {
                     LaneEvent::Data(bytes) => {
-                        self.timer.moved();
-                        self.held += bytes.len() as u64;
-                        self.owner.budget().hold(bytes.len() as u64);
+                        self.state.hold(&bytes);
                         return Poll::Ready(Incoming::Data(bytes));
                     }
                     LaneEvent::PeerFin => return Poll::Ready(Incoming::PeerFin),
@@ -306,9 +231,9 @@ impl LanePath {
     }
 
     pub(super) fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.waiting.is_none() {
+        if self.state.waiting.is_none() {
             match self.poll_recv(cx) {
-                Poll::Ready(incoming) => self.waiting = Some(incoming),
+                Poll::Ready(incoming) => self.state.waiting = Some(incoming),
                 Poll::Pending => {
                     self.poll_flush(cx);
                     return Poll::Pending;
@@ -319,51 +244,27 @@ impl LanePath {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_none() && self.lane.as_ref().is_none_or(|lane| !lane.has_input())
+        self.state.waiting.is_none() && self.lane.as_ref().is_none_or(|lane| !lane.has_input())
     }
 
-    /// After the end, received bytes linger for as long as the endpoint's socket makes progress.
     pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(end) = &self.end else {
-            return false;
-        };
-        if end.delivers_rest() && self.has_run_out(cx, limits::LINGER_TIMEOUT) {
-            self.end = Some(TunnelEnd::LingerExpired);
-        }
-        self.end.as_ref().is_some_and(|end| !end.delivers_rest())
-    }
-
-    pub(super) fn last_end(&self) -> Option<TunnelEnd> {
-        self.end.clone()
-    }
-
-    pub(super) fn drained(&mut self, bytes: usize) {
-        if bytes > 0 {
-            self.timer.moved();
-            self.probe.set_stalled(false);
-            self.release(bytes as u64);
-        }
-    }
-
-    fn release(&mut self, bytes: u64) {
-        let bytes = bytes.min(self.held);
-        self.held -= bytes;
-        self.owner.budget().release(bytes);
+        let lane = self.lane.as_ref();
+        self.state.poll_aborted(cx, || bytes_on_the_way(lane))
     }
 
     /// Resets a half-closed tunnel without a byte for too long, so that a close that looks like a half-close leaks nothing. A
     /// close that is not confirmed in time ends as unconfirmed.
     fn poll_silence(&mut self, cx: &mut Context<'_>) {
-        if self.closed && self.end.is_none() {
+        if self.closed && self.state.end.is_none() {
             if self.has_run_out(cx, CONFIRMED_WITHIN) {
                 self.finish(TunnelEnd::Unconfirmed);
                 cx.waker().wake_by_ref();
             }
             return;
         }
-        let half_closed = |lane: &Lane| self.end_waits || lane.state().is_half_closed();
+        let half_closed = |lane: &Lane| self.state.end_waits || lane.state().is_half_closed();
         if self.lane.as_ref().is_some_and(half_closed)
-            && self.end.is_none()
+            && self.state.end.is_none()
             && self.has_run_out(cx, self.owner.silence_max())
         {
             if let Some(lane) = &mut self.lane {
@@ -377,8 +278,7 @@ impl LanePath {
     /// As [`ProgressTimer::has_run_out`].
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
         let lane = self.lane.as_ref();
-        let on_the_way = || bytes_on_the_way(lane);
-        self.timer.has_run_out(cx, limit, on_the_way)
+        self.state.has_run_out(cx, limit, || bytes_on_the_way(lane))
     }
 
     fn fail(&mut self, failure: &LaneFailure) {
@@ -386,13 +286,13 @@ impl LanePath {
             self.owner.lost(failure);
         }
         self.count_queued();
-        self.timer.stop();
-        self.end.get_or_insert(TunnelEnd::LaneLost);
+        self.state.timer.stop();
+        self.state.end.get_or_insert(TunnelEnd::LaneLost);
     }
 
     fn finish(&mut self, end: TunnelEnd) {
-        self.timer.stop();
-        self.end = Some(end);
+        self.state.timer.stop();
+        self.state.end = Some(end);
         self.give_back();
     }
 }
@@ -412,7 +312,6 @@ fn trouble(lane: &Lane) -> Option<LaneFailure> {
 
 impl Drop for LanePath {
     fn drop(&mut self) {
-        self.release(self.held);
         if let Some(lane) = &mut self.lane
             && !self.closed
         {

@@ -19,6 +19,7 @@ mod lane_path;
 mod link_path;
 mod opening;
 mod pace;
+mod path_state;
 pub mod pool;
 mod progress_timer;
 mod raw_lanes;

@@ -110,8 +110,10 @@ struct Idle {
 /// Outcome of opening a tunnel on a lane.
 pub enum OnLane {
     Open(Carrier),
-    /// The agent has not seen the OPEN, or the lane was lost under it: the dial goes over the link.
+    /// The agent has not seen the OPEN: the dial may go over the link.
     NotSeen,
+    /// The lane was lost; whether the agent has seen the OPEN is unknown.
+    Lost,
     Failed(DialFailure),
 }
 
@@ -304,7 +306,7 @@ impl LanePool {
         };
         metrics.lane_answer.observe(asked.elapsed().as_secs_f64());
         metrics.lane_dials.count(match outcome {
-            OnLane::NotSeen => LaneDial::Unacknowledged,
+            OnLane::NotSeen | OnLane::Lost => LaneDial::Unacknowledged,
             OnLane::Open(_) | OnLane::Failed(_) => LaneDial::Hit,
         });
         outcome

@@ -6,16 +6,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use adit_core::session::{ProcessBudget, QUEUE_MIN_BYTES, Queued, TunnelEnd};
-use adit_relay::{BufferSizes, SocketBuffers, tcp_state, unacknowledged_bytes};
+use adit_core::session::{ProcessBudget, QUEUE_MIN_BYTES, TunnelEnd};
+use adit_relay::{BufferSizes, tcp_state, unacknowledged_bytes};
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::closing::{end_on_close, reset_on_close};
 use crate::incoming::Incoming;
-use crate::progress_timer::ProgressTimer;
-use crate::watch::{LaneWatch, Probe};
-use adit_config::limits;
+use crate::path_state::PathState;
+use crate::watch::LaneWatch;
 use adit_net::socket::LANE_SILENCE_MAX;
 use adit_telemetry::tunnels::PathQuality;
 use adit_tls::blocks::BlockReader;
@@ -53,28 +52,9 @@ pub(super) struct ServerPath {
     connection: ServerConnection,
     reader: BlockReader,
     out: Outbox,
-    probe: Arc<Probe>,
-    waiting: Option<Incoming>,
+    pub(super) state: PathState,
     peer_fin: bool,
     fin: Fin,
-    write_failed: bool,
-    end: Option<TunnelEnd>,
-    /// The connection takes no more bytes.
-    full: bool,
-    /// The endpoint has sent bytes since the last check of its own socket.
-    sent: bool,
-    /// The endpoint's own socket is due for a check; whether bytes moved since the last one.
-    check: Option<bool>,
-    /// The endpoint's socket has ended behind bytes that the connection does not take.
-    end_waits: bool,
-    /// Armed while the tunnel is half-closed, and while bytes linger after its end.
-    timer: ProgressTimer,
-    /// Bytes in flight at the watch's last check: behind a slow reader they shrink for minutes before more are taken.
-    on_the_way_seen: usize,
-    /// Bytes given to the endpoint that its socket has not taken yet.
-    held: u64,
-    queued: Queued,
-    buffers: SocketBuffers,
 }
 
 impl ServerPath {
@@ -83,88 +63,51 @@ impl ServerPath {
             reset_on_close(socket);
         }
         let early = std::mem::take(&mut connection.early);
-        connection.budget.hold(early.len() as u64);
+        let probe = connection.watch.enter(CancellationToken::new());
+        let mut state = PathState::new(&connection.budget, probe);
+        state.hold(&early);
+        state.waiting = (!early.is_empty()).then_some(Incoming::Data(early));
         Self {
-            probe: connection.watch.enter(CancellationToken::new()),
-            queued: Queued::none(&connection.budget),
             reader: BlockReader::default(),
             out: Outbox::default(),
-            held: early.len() as u64,
-            waiting: (!early.is_empty()).then_some(Incoming::Data(early)),
+            state,
             peer_fin: false,
             fin: Fin::No,
-            write_failed: false,
-            end: None,
-            full: false,
-            sent: false,
-            check: None,
-            end_waits: false,
-            timer: ProgressTimer::default(),
-            on_the_way_seen: 0,
-            buffers: SocketBuffers::default(),
             connection,
         }
     }
 
-    pub(super) fn budget(&self) -> &Arc<ProcessBudget> {
-        &self.connection.budget
-    }
-
     pub(super) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let full = |path: &Self| {
-            path.end.is_none() && (path.room() == 0 || path.out.pieces() >= QUEUE_PIECES_MAX)
+            path.state.end.is_none() && (path.room() == 0 || path.out.pieces() >= QUEUE_PIECES_MAX)
         };
         if full(self) {
             self.poll_flush(cx);
         }
         let is_full = full(self);
-        if is_full != self.full {
-            self.full = is_full;
-            self.check = None;
-            self.probe.set_full(is_full);
-        }
-        if is_full {
-            Poll::Pending
-        } else {
-            Poll::Ready(())
-        }
+        self.state.poll_room(is_full)
     }
 
     /// Fits the connection's socket.
     pub(super) fn fit_buffers(&mut self, sizes: BufferSizes) {
-        if sizes != self.buffers.sizes()
-            && let Some(socket) = self.connection.stream.tcp()
-            && let Err(error) = self.buffers.fit(socket, sizes, false)
-        {
-            tracing::debug!(%error, "the buffers of a server connection stay as they are");
-        }
+        self.state.fit_buffers(self.connection.stream.tcp(), sizes);
     }
 
     /// Bytes that the endpoint may send now. After the tunnel's end all are accepted and dropped.
     pub(super) fn room(&self) -> usize {
-        let share = self.connection.budget.queue_share();
+        let share = self.state.budget.queue_share();
         share.saturating_sub(self.out.bytes())
     }
 
-    /// Ready every few seconds while the connection takes no more; yields whether it took bytes since the last check.
-    pub(super) fn poll_check(&mut self) -> Poll<bool> {
-        self.check.take().map_or(Poll::Pending, Poll::Ready)
-    }
-
-    pub(super) fn end_waits(&mut self) {
-        self.end_waits = true;
-    }
-
     pub(super) fn send(&mut self, bytes: Bytes) {
-        self.timer.moved();
-        self.sent = true;
-        if self.end.is_none() && !self.write_failed {
+        self.state.sends();
+        if self.state.end.is_none() && !self.state.write_failed {
             self.out.push(bytes);
         }
     }
 
     pub(super) fn fin(&mut self) {
-        self.end_waits = false;
+        self.state.end_waits = false;
         if self.fin == Fin::No {
             self.fin = Fin::Due;
         }
@@ -174,26 +117,26 @@ impl ServerPath {
         if let Err(error) = self.poll_write(cx) {
             tracing::debug!(%error, "a server connection takes no more");
             // Reading comes first: the peer may have sent an answer before it stopped reading.
-            self.write_failed = true;
+            self.state.write_failed = true;
             self.out.clear();
             if self.peer_fin {
                 self.finish(TunnelEnd::LaneLost);
             }
             cx.waker().wake_by_ref();
         }
-        self.queued.set(self.out.bytes() as u64);
+        self.state.queued.set(self.out.bytes() as u64);
         self.poll_silence(cx);
         self.poll_watch(cx);
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        if self.write_failed || self.end.is_some() {
+        if self.state.write_failed || self.state.end.is_some() {
             return Ok(());
         }
         let stream = &mut self.connection.stream;
         while !self.out.is_empty() {
             match self.out.poll_write(cx, stream)? {
-                Poll::Ready(_written) => self.timer.moved(),
+                Poll::Ready(_written) => self.state.timer.moved(),
                 Poll::Pending => return Ok(()),
             }
         }
@@ -228,23 +171,21 @@ impl ServerPath {
 
     /// When the watch asks: ends the tunnel with this process, or has the endpoint check its own socket.
     fn poll_watch(&mut self, cx: &mut Context<'_>) {
-        self.probe.register(cx.waker());
-        if !self.probe.is_due() {
+        self.state.probe.register(cx.waker());
+        if !self.state.probe.is_due() {
             return;
         }
-        if self.end.is_none() {
+        if self.state.end.is_none() {
             if self.connection.watch.is_shutting_down() {
                 self.cut(TunnelEnd::Shutdown);
-            } else if (self.full || self.probe.is_troubled()) && self.peer_is_gone() {
+            } else if (self.state.is_full() || self.state.probe.is_troubled())
+                && self.peer_is_gone()
+            {
                 self.cut(TunnelEnd::LaneLost);
             }
         }
-        if self.full {
-            let on_the_way = bytes_on_the_way(&self.connection, &self.out);
-            let moves = on_the_way < self.on_the_way_seen;
-            self.on_the_way_seen = on_the_way;
-            self.check = Some(std::mem::take(&mut self.sent) || moves);
-        }
+        self.state
+            .checked(|| bytes_on_the_way(&self.connection, &self.out));
         cx.waker().wake_by_ref();
     }
 
@@ -259,24 +200,17 @@ impl ServerPath {
         is_silent || !matches!(socket.take_error(), Ok(None))
     }
 
-    /// The endpoint's own socket takes no bytes at present.
-    pub(super) fn stalled(&self) {
-        self.probe.set_stalled(true);
-    }
-
     pub(super) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Incoming> {
-        if let Some(waiting) = self.waiting.take() {
+        if let Some(waiting) = self.state.waiting.take() {
             return Poll::Ready(waiting);
         }
-        if let Some(end) = &self.end {
+        if let Some(end) = &self.state.end {
             return Poll::Ready(Incoming::Ended(end.clone()));
         }
-        let budget = &self.connection.budget;
-        if self.peer_fin || (self.held > 0 && budget.is_half_full()) {
-            // While memory is short, it is read again once its delivered bytes have been taken.
+        if self.peer_fin || self.state.reads_later() {
             return Poll::Pending;
         }
-        let most = if budget.is_half_full() {
+        let most = if self.state.budget.is_half_full() {
             QUEUE_MIN_BYTES
         } else {
             usize::MAX
@@ -285,7 +219,7 @@ impl ServerPath {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(bytes)) if bytes.is_empty() => {
                 self.peer_fin = true;
-                if self.write_failed {
+                if self.state.write_failed {
                     self.finish(TunnelEnd::LaneLost);
                     return self.poll_recv(cx);
                 }
@@ -296,9 +230,7 @@ impl ServerPath {
                 Poll::Ready(Incoming::PeerFin)
             }
             Poll::Ready(Ok(bytes)) => {
-                self.timer.moved();
-                self.held += bytes.len() as u64;
-                budget.hold(bytes.len() as u64);
+                self.state.hold(&bytes);
                 Poll::Ready(Incoming::Data(bytes))
             }
             Poll::Ready(Err(error)) => {
@@ -310,9 +242,9 @@ impl ServerPath {
     }
 
     pub(super) fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.waiting.is_none() {
+        if self.state.waiting.is_none() {
             match self.poll_recv(cx) {
-                Poll::Ready(incoming) => self.waiting = Some(incoming),
+                Poll::Ready(incoming) => self.state.waiting = Some(incoming),
                 Poll::Pending => {
                     self.poll_flush(cx);
                     return Poll::Pending;
@@ -323,42 +255,21 @@ impl ServerPath {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_none()
+        self.state.waiting.is_none()
     }
 
-    /// After the end, received bytes linger for as long as the endpoint's socket makes progress.
     pub(super) fn poll_aborted(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(end) = &self.end else {
-            return false;
-        };
-        if end.delivers_rest() && self.has_run_out(cx, limits::LINGER_TIMEOUT) {
-            self.end = Some(TunnelEnd::LingerExpired);
-        }
-        self.end.as_ref().is_some_and(|end| !end.delivers_rest())
-    }
-
-    pub(super) fn last_end(&self) -> Option<TunnelEnd> {
-        self.end.clone()
-    }
-
-    pub(super) fn drained(&mut self, bytes: usize) {
-        if bytes > 0 {
-            self.timer.moved();
-            self.probe.set_stalled(false);
-            self.release(bytes as u64);
-        }
-    }
-
-    fn release(&mut self, bytes: u64) {
-        let bytes = bytes.min(self.held);
-        self.held -= bytes;
-        self.connection.budget.release(bytes);
+        let (connection, out) = (&self.connection, &self.out);
+        self.state
+            .poll_aborted(cx, || bytes_on_the_way(connection, out))
     }
 
     /// Ends a half-closed tunnel without a byte for too long: a close may look like a half-close.
     fn poll_silence(&mut self, cx: &mut Context<'_>) {
-        let is_half_closed = self.end_waits || self.peer_fin || self.fin != Fin::No;
-        if is_half_closed && self.end.is_none() && self.has_run_out(cx, self.connection.silence_max)
+        let is_half_closed = self.state.end_waits || self.peer_fin || self.fin != Fin::No;
+        if is_half_closed
+            && self.state.end.is_none()
+            && self.has_run_out(cx, self.connection.silence_max)
         {
             self.cut(TunnelEnd::HalfClosedIdle);
             cx.waker().wake_by_ref();
@@ -368,8 +279,8 @@ impl ServerPath {
     /// As [`ProgressTimer::has_run_out`].
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
         let (connection, out) = (&self.connection, &self.out);
-        let on_the_way = || bytes_on_the_way(connection, out);
-        self.timer.has_run_out(cx, limit, on_the_way)
+        self.state
+            .has_run_out(cx, limit, || bytes_on_the_way(connection, out))
     }
 
     /// The tunnel is over before its end: the server sees a reset.
@@ -381,10 +292,10 @@ impl ServerPath {
     }
 
     fn finish(&mut self, end: TunnelEnd) {
-        self.timer.stop();
+        self.state.timer.stop();
         self.out.clear();
-        self.queued.set(0);
-        self.end = Some(end);
+        self.state.queued.set(0);
+        self.state.end = Some(end);
     }
 }
 
@@ -393,12 +304,6 @@ fn bytes_on_the_way(connection: &ServerConnection, out: &Outbox) -> usize {
     let socket = connection.stream.tcp();
     let sent = socket.and_then(|socket| unacknowledged_bytes(socket).ok());
     out.bytes() + sent.unwrap_or(0)
-}
-
-impl Drop for ServerPath {
-    fn drop(&mut self) {
-        self.release(self.held);
-    }
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use self::retired::Retired;
 use self::server::ServerOptions;
 use crate::command::{Command, Parsed};
 use crate::error::ConfigError;
-use crate::flags::compat::{self, Line};
+use crate::flags::compat::{self, Extras, Line};
 use crate::plan::ForwardProxy;
 use crate::process_id::id;
 
@@ -51,18 +51,11 @@ pub(super) fn server(
         retired::SERVER,
         &extras.args,
     );
-    let (usage, outcome) = read.map_err(|error| extras.cite(error))?;
-    if outcome.help {
-        return Ok(help(
-            "The server end of Konnectivity tunnels, by Adit.",
-            &usage,
-        ));
-    }
-    let (plan, warnings) = extras.plan(outcome.warnings, |extras, warnings| {
-        options.plan(extras, warnings)
-    })?;
-    let command = Command::Server(Box::new(plan));
-    Ok(Parsed { command, warnings })
+    let about = "The server end of Konnectivity tunnels, by Adit.";
+    parsed(about, read, extras, |extras, warnings| {
+        let plan = options.plan(extras, warnings)?;
+        Ok(Command::Server(Box::new(plan)))
+    })
 }
 
 /// Reads the arguments of `proxy-agent`, without the program's name. `variables`: see [`crate::parse_naming`].
@@ -88,17 +81,25 @@ pub(super) fn agent(
         retired::AGENT,
         &extras.args,
     );
+    let about = "The agent end of Konnectivity tunnels, by Adit.";
+    parsed(about, read, extras, |extras, warnings| {
+        let plan = options.plan(proxy, extras, warnings)?;
+        Ok(Command::Agent(Box::new(plan)))
+    })
+}
+
+/// `about` is the first line of the help; `plan` makes the command.
+fn parsed<T>(
+    about: &str,
+    read: Result<(String, Outcome), ConfigError>,
+    extras: Extras<T>,
+    plan: impl FnOnce(T, &mut Vec<String>) -> Result<Command, ConfigError>,
+) -> Result<Parsed, ConfigError> {
     let (usage, outcome) = read.map_err(|error| extras.cite(error))?;
     if outcome.help {
-        return Ok(help(
-            "The agent end of Konnectivity tunnels, by Adit.",
-            &usage,
-        ));
+        return Ok(help(about, &usage));
     }
-    let (plan, warnings) = extras.plan(outcome.warnings, |extras, warnings| {
-        options.plan(proxy, extras, warnings)
-    })?;
-    let command = Command::Agent(Box::new(plan));
+    let (command, warnings) = extras.plan(outcome.warnings, plan)?;
     Ok(Parsed { command, warnings })
 }
 

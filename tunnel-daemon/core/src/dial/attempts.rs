@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{AGENT_WAIT, REFUSED_WAIT, SILENT_MAX};
+use super::{AGENT_WAIT, REFUSED_WAIT, REPLACEMENTS_MAX};
 use crate::destination::is_denial;
 use crate::failure::DialFailure;
 use crate::ids::LinkId;
@@ -17,8 +17,10 @@ pub enum Reason {
     NotSent,
     /// A hedge: the previous agent has not answered for longer than usual on its link. Hedges have a budget.
     Slow,
-    /// The previous agent is silent, or its link has ended.
+    /// The previous agent is silent.
     Silent,
+    /// The previous agent's link has ended.
+    Lost,
 }
 
 /// What the caller does next.
@@ -62,11 +64,15 @@ pub struct Attempts {
     /// No further hedge: the dial was hedged, or a hedge was not possible.
     hedged: bool,
     /// Number of agents asked because the previous ones were silent or their links ended.
-    silent: u8,
+    replacements: u8,
     /// The first refusal while another attempt runs, and the deadline of that attempt.
     refusal: Option<(DialFailure, Option<Moment>)>,
-    /// How the dial fails without another agent: why the last attempt was not sent, or that its link ended.
-    alone: Option<DialFailure>,
+    /// Why the last attempt was not sent.
+    unsent: Option<DialFailure>,
+    /// A link has ended under an attempt whose agent was not silent.
+    has_lost: bool,
+    /// An attempt's agent was silent.
+    was_silent: bool,
     /// Deadline of the wait for a link.
     waits_until: Option<Moment>,
 }
@@ -78,7 +84,9 @@ impl Attempts {
         match reason {
             Reason::First | Reason::NotSent => (),
             Reason::Slow => self.hedged = true,
-            Reason::Silent => self.silent = self.silent.saturating_add(1),
+            Reason::Silent | Reason::Lost => {
+                self.replacements = self.replacements.saturating_add(1);
+            }
         }
         self.waits_until = None;
         self.running.push(attempt);
@@ -108,25 +116,28 @@ impl Attempts {
             }
             DialFailure::SendTimedOut | DialFailure::TimedOut => (),
             _ if !written => {
-                self.alone = Some(failure);
+                self.unsent = Some(failure);
                 if is_alone {
-                    return Step::Ask(Reason::NotSent);
+                    let lost = self.has_lost && self.replacements < REPLACEMENTS_MAX;
+                    return Step::Ask(if lost { Reason::Lost } else { Reason::NotSent });
                 }
             }
             // The agent may live on: it gives up the link of a server that it does not hear.
             DialFailure::LinkLost if is_alone => {
-                let failure = if is_silent {
-                    DialFailure::TimedOut
-                } else {
-                    failure
-                };
-                if self.silent >= SILENT_MAX {
+                let reason = self.lost(is_silent);
+                if self.replacements >= REPLACEMENTS_MAX || self.target_has_refused() {
+                    let failure = if is_silent {
+                        DialFailure::TimedOut
+                    } else {
+                        failure
+                    };
                     return Step::Fail(self.first_refusal(failure));
                 }
-                self.alone = (!is_silent).then_some(failure);
-                return Step::Ask(Reason::Silent);
+                return Step::Ask(reason);
             }
-            DialFailure::LinkLost => (),
+            DialFailure::LinkLost => {
+                self.lost(is_silent);
+            }
             failure if is_alone => return Step::Fail(self.first_refusal(failure)),
             failure => {
                 // A failure that is not about the target does not shorten the other attempt.
@@ -145,6 +156,20 @@ impl Attempts {
             (Some((first @ DialFailure::Target(_), _)), _) if !is_denied(&first) => first,
             (_, failure) => failure,
         }
+    }
+
+    fn lost(&mut self, is_silent: bool) -> Reason {
+        if is_silent {
+            self.was_silent = true;
+            Reason::Silent
+        } else {
+            self.has_lost = true;
+            Reason::Lost
+        }
+    }
+
+    fn target_has_refused(&self) -> bool {
+        matches!(&self.refusal, Some((first @ DialFailure::Target(_), _)) if !is_denied(first))
     }
 
     fn refused_until(&self) -> Option<Moment> {
@@ -168,7 +193,8 @@ impl Attempts {
         let is_silent = self
             .running()
             .all(|(link, asked)| state(link, asked).is_silent);
-        if is_silent && self.silent < SILENT_MAX {
+        self.was_silent |= is_silent;
+        if is_silent && self.replacements < REPLACEMENTS_MAX {
             return Step::Ask(Reason::Silent);
         }
         let [Attempt { link, asked }] = *self.running else {
@@ -184,8 +210,8 @@ impl Attempts {
         Step::Wait(Some(hedge_at))
     }
 
-    /// No agent was found, or the budget allows no hedge. `may_come`: an agent is silent, or was when its link ended,
-    /// and may return.
+    /// No agent was found, or the budget allows no hedge. `may_come`: an agent is silent, or was when its link ended, and may
+    /// return. A dial that has only lost links does not wait for it.
     pub fn found_none(&mut self, reason: Reason, may_come: bool, now: Moment) -> Step {
         if reason == Reason::Slow {
             self.hedged = true;
@@ -193,8 +219,13 @@ impl Attempts {
         if !self.running.is_empty() {
             return Step::Wait(self.refused_until());
         }
-        if !may_come {
-            let failure = self.alone.take().unwrap_or(DialFailure::NoAgent);
+        if !may_come || (self.has_lost && !self.was_silent) {
+            let unsent = self.unsent.take().unwrap_or(DialFailure::NoAgent);
+            let failure = if self.has_lost {
+                DialFailure::LinkLost
+            } else {
+                unsent
+            };
             return Step::Fail(self.first_refusal(failure));
         }
         let until = *self

@@ -21,8 +21,8 @@ pub const HEDGE_AFTER_MAX: Duration = Duration::from_secs(2);
 const HEDGE_AFTER_MEDIANS: u32 = 10;
 /// After one of two agents has refused, the other may take this long.
 const REFUSED_WAIT: Duration = Duration::from_secs(1);
-/// Most agents that a dial asks because the previous ones are silent.
-const SILENT_MAX: u8 = 3;
+/// Most agents that a dial asks because the previous ones are silent or have lost their links.
+const REPLACEMENTS_MAX: u8 = 3;
 /// How long a dial without an agent waits for a silent agent to return.
 const AGENT_WAIT: Duration = Duration::from_secs(10);
 /// A target whose dial fails after this time or later counts as slow.

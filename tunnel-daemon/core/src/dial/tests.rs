@@ -119,24 +119,69 @@ fn unsent_dial_is_retried_on_another_agent() {
     assert_eq!(none, Step::Fail(DialFailure::LinkBusy));
 }
 
-/// It does not wait for an agent: this one was not silent. An agent whose end the dial may be ends at most four.
+/// It does not wait for an agent: this one was not silent. A dial that crashes its agents reaches four of them at most.
 #[test]
 fn a_dial_of_a_link_that_ended_asks_three_others_and_fails_at_once_without_one() {
     let mut rig = Rig::new();
     for link in [SECOND, LinkId(3), LinkId(4)] {
         let before = LinkId(link.0 - 1);
         let step = rig.ended(before, DialFailure::LinkLost, 1);
-        assert_eq!(step, Step::Ask(Reason::Silent));
-        rig.attempts.begin(link, Reason::Silent, at(1));
+        assert_eq!(step, Step::Ask(Reason::Lost));
+        rig.attempts.begin(link, Reason::Lost, at(1));
     }
     let step = rig.ended(LinkId(4), DialFailure::LinkLost, 1);
     assert_eq!(step, Step::Fail(DialFailure::LinkLost));
 
+    for may_come in [false, true] {
+        let mut rig = Rig::new();
+        let step = rig.ended(FIRST, DialFailure::LinkLost, 1);
+        assert_eq!(step, Step::Ask(Reason::Lost));
+        let none = rig.attempts.found_none(Reason::Lost, may_come, at(1));
+        assert_eq!(none, Step::Fail(DialFailure::LinkLost));
+    }
+}
+
+/// The agent whose link has ended may have dialled, whatever becomes of the dial elsewhere.
+#[test]
+fn a_dial_that_was_lost_stays_lost_where_others_are_not_asked() {
+    for may_come in [false, true] {
+        let mut rig = Rig::new();
+        rig.ended(FIRST, DialFailure::LinkLost, 1);
+        rig.attempts.begin(SECOND, Reason::Lost, at(1));
+        let unsent = CancelledDial {
+            failure: DialFailure::NoAgent,
+            written: false,
+        };
+        let step = rig.attempts.ended(SECOND, unsent, false, at(2));
+        assert_eq!(step, Step::Ask(Reason::Lost));
+        let none = rig.attempts.found_none(Reason::Lost, may_come, at(2));
+        assert_eq!(none, Step::Fail(DialFailure::LinkLost));
+    }
+}
+
+#[test]
+fn a_dial_waits_for_a_silent_agent_also_where_another_link_has_ended() {
     let mut rig = Rig::new();
-    let step = rig.ended(FIRST, DialFailure::LinkLost, 1);
-    assert_eq!(step, Step::Ask(Reason::Silent));
-    let none = rig.attempts.found_none(Reason::Silent, false, at(1));
-    assert_eq!(none, Step::Fail(DialFailure::LinkLost));
+    rig.silent.push(FIRST);
+    assert_eq!(rig.check(100), Step::Ask(Reason::Silent));
+    rig.attempts.begin(SECOND, Reason::Silent, at(100));
+    rig.ended(FIRST, DialFailure::LinkLost, 200);
+    let step = rig.ended(SECOND, DialFailure::LinkLost, 300);
+    assert_eq!(step, Step::Ask(Reason::Lost));
+    let none = rig.attempts.found_none(Reason::Lost, true, at(300));
+    assert_eq!(none, Step::WaitForLink(at(10_300)));
+}
+
+#[test]
+fn a_target_that_has_refused_is_not_asked_for_again_when_the_other_link_ends() {
+    for (refusal, expected) in [
+        (target("refused"), Step::Fail(target("refused"))),
+        (denied(), Step::Ask(Reason::Lost)),
+    ] {
+        let mut rig = Rig::hedged();
+        rig.ended(FIRST, refusal, 2100);
+        assert_eq!(rig.ended(SECOND, DialFailure::LinkLost, 2200), expected);
+    }
 }
 
 /// Limit (times): A dial on a silent link

@@ -123,23 +123,9 @@ impl Registry {
         self.choose(scope, PeerStage::Silent, draw, exclude, &|_| true)
     }
 
-    /// As [`Self::pick`], for another attempt of a dial whose first attempt went to an agent of `principal`. Without grants
-    /// identifiers are mere claims, so in scopes of an identifier only agents of the same principal are chosen; peers are told
-    /// whose, and decide. `heard`: no silent agent is chosen.
-    #[must_use]
-    pub fn pick_again(
-        &self,
-        scope: &Scope,
-        principal: Option<&str>,
-        heard: bool,
-        draw: u64,
-        exclude: &[LinkId],
-    ) -> Option<LinkId> {
-        let is_of = |other: Option<&str>| other == principal;
-        self.pick_owned(scope, &is_of, heard, draw, exclude)
-    }
-
-    /// As [`Self::pick_again`], where `is_owner` tells whether a principal is that of the first attempt.
+    /// As [`Self::pick`], for another attempt of a dial. `is_owner` tells whether a principal is that of the first attempt. Without
+    /// grants identifiers are mere claims, so in scopes of an identifier only agents of the same principal are chosen; peers are
+    /// told the principal, and decide. `heard`: no silent agent is chosen.
     #[must_use]
     pub fn pick_owned(
         &self,

@@ -289,7 +289,7 @@ fn a_suspected_agent_is_avoided_within_its_key_and_never_replaced_by_another_key
     let other_serves = [Availability::Silent, Availability::Ready];
     assert_eq!(world.availability(), other_serves);
     let scope = world.0.scope(&Host::parse("h"), Moment::default()).unwrap();
-    let again = |world: &World| world.0.pick_again(&scope, None, true, 0, &[]);
+    let again = |world: &World| world.0.pick_owned(&scope, &|of| of.is_none(), true, 0, &[]);
     assert_eq!(again(&world), None, "instead of a silent agent");
     world.silence(1, Silence::None);
     assert_eq!(again(&world), Some(LinkId(1)));
@@ -367,7 +367,8 @@ fn another_attempt_asks_no_agent_that_merely_claims_the_key() {
         let scope = registry
             .scope(&Host::parse(host), Moment::default())
             .unwrap();
-        let again = |draw| registry.pick_again(&scope, Some("p"), false, draw, &[LinkId(1)]);
+        let again =
+            |draw| registry.pick_owned(&scope, &|of| of == Some("p"), false, draw, &[LinkId(1)]);
         (0..30).filter_map(again).map(|link| link.0).collect()
     };
     assert_eq!(again(&claim(false), "h"), [2].into());

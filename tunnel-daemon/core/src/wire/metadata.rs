@@ -50,6 +50,8 @@ pub const ADIT_PEER: &str = "adit-peer";
 pub const ADIT_PEER_GROUP: &str = "adit-peer-group";
 /// Both ways, between servers: a number that a server draws when it starts.
 pub const ADIT_PEER_INCARNATION: &str = "adit-peer-incarnation";
+/// Response header, between servers: to how many servers the server tells agents to connect, if not to all.
+pub const ADIT_PEER_AGENT_LINKS: &str = "adit-peer-agent-links";
 
 /// What a server says of itself to another server.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,6 +60,8 @@ pub struct PeerHello {
     pub group: String,
     /// A number that the server drew when it started: two processes with one id differ in it.
     pub incarnation: u64,
+    /// To how many servers it tells agents to connect now; `None`: to all.
+    pub agent_links: Option<i64>,
 }
 
 impl PeerHello {
@@ -65,6 +69,9 @@ impl PeerHello {
         pairs.push((ADIT_PEER, "1".to_owned()));
         pairs.push((ADIT_PEER_GROUP, self.group.clone()));
         pairs.push((ADIT_PEER_INCARNATION, self.incarnation.to_string()));
+        if let Some(links) = self.agent_links {
+            pairs.push((ADIT_PEER_AGENT_LINKS, links.to_string()));
+        }
     }
 }
 
@@ -74,6 +81,7 @@ struct PeerHeaders {
     is_peer: bool,
     group: String,
     incarnation: Option<u64>,
+    agent_links: Option<i64>,
 }
 
 impl PeerHeaders {
@@ -82,6 +90,7 @@ impl PeerHeaders {
             ADIT_PEER => self.is_peer = value == "1",
             ADIT_PEER_GROUP if value.len() <= GROUP_LEN_MAX => value.clone_into(&mut self.group),
             ADIT_PEER_INCARNATION => self.incarnation = value.parse().ok(),
+            ADIT_PEER_AGENT_LINKS => self.agent_links = value.parse().ok(),
             _ => (),
         }
     }
@@ -91,6 +100,7 @@ impl PeerHeaders {
         Some(PeerHello {
             group: self.group,
             incarnation,
+            agent_links: self.agent_links,
         })
     }
 }

@@ -465,7 +465,7 @@ impl FailoverWorld {
                 break None;
             };
             passed.push(id);
-            let repeats = matches!(reason, Reason::Slow | Reason::Silent);
+            let repeats = matches!(reason, Reason::Slow | Reason::Silent | Reason::Lost);
             if !(repeats && is_suspected(&self.links[&id], now)) {
                 break Some(id);
             }
@@ -482,7 +482,7 @@ impl FailoverWorld {
             Reason::First => (),
             Reason::NotSent => shown.retried += 1,
             Reason::Slow => shown.hedged += 1,
-            Reason::Silent => shown.failed_over += 1,
+            Reason::Silent | Reason::Lost => shown.failed_over += 1,
         }
         dial.tried.push(id);
         dial.attempts.begin(id, reason, now);

@@ -2,17 +2,19 @@
 
 use std::{fs, io};
 
-/// Unmaps the pages of this program and its libraries that were needed so far; those that are needed again come back from the
-/// page cache. For a small process whose start needs far more of them than its work. Returns the bytes of these mappings.
+/// Unmaps the pages of this program that were needed so far; those that are needed again come back from the page cache. For a small
+/// process whose start needs far more of them than its work. Returns the bytes of their mappings.
 ///
 /// # Errors
-/// The mappings cannot be read, there are none, or the kernel refuses.
+/// The mappings are not found, or the kernel refuses.
 pub fn give_back_program_pages() -> io::Result<usize> {
+    let own = give_back_program_pages as fn() -> io::Result<usize> as usize;
     let mut given_back = 0;
-    for (start, length) in mappings_without_own_pages(&fs::read_to_string("/proc/self/smaps")?) {
+    for (start, length) in pristine_mappings(&fs::read_to_string("/proc/self/smaps")?, own) {
         let start = std::ptr::without_provenance_mut(start);
-        // SAFETY: the range is one mapping of this process, as the kernel has just said. It is private, read-only, of a file, and
-        // all of its pages are those of the file, so dropping them loses nothing: the next access maps them again.
+        // SAFETY: the range is one mapping of the program's own file, which stays mapped while this runs. It is private and
+        // read-only, and the kernel has just said that all of its pages are those of the file, so dropping them loses nothing:
+        // the next access maps them again.
         let result = unsafe { libc::madvise(start, length, libc::MADV_DONTNEED) };
         if result != 0 {
             return Err(io::Error::last_os_error());
@@ -20,39 +22,70 @@ pub fn give_back_program_pages() -> io::Result<usize> {
         given_back += length;
     }
     if given_back == 0 {
-        Err(io::ErrorKind::NotFound.into())
-    } else {
-        Ok(given_back)
+        return Err(io::ErrorKind::NotFound.into());
     }
+    Ok(given_back)
 }
 
-/// Start and length in bytes of each private mapping of a file that is read-only and of which this process has no page of its own.
-/// `smaps` is `/proc/PID/smaps`, see proc(5). Pages that were relocated at the start, or that hold a debugger's breakpoint, are
-/// anonymous there.
-fn mappings_without_own_pages(smaps: &str) -> Vec<(usize, usize)> {
-    let mut found = Vec::new();
-    let mut mapping = None;
+/// A mapping of a file as smaps shows it.
+struct Mapping<'a> {
+    start: usize,
+    end: usize,
+    permissions: &'a str,
+    /// Device, inode and path.
+    file: [&'a str; 3],
+    /// It has pages that are not the file's, in memory or swapped out: relocated data, or a debugger's breakpoint.
+    is_changed: bool,
+}
+
+/// Start and length in bytes of each private, read-only and unchanged mapping of the file that is mapped at `address`. `smaps` is
+/// `/proc/PID/smaps`, see proc(5).
+fn pristine_mappings(smaps: &str, address: usize) -> Vec<(usize, usize)> {
+    let mut mappings: Vec<Mapping<'_>> = Vec::new();
     for line in smaps.lines() {
-        if let Some(pages) = line.strip_prefix("Anonymous:") {
-            found.extend(mapping.take().filter(|_| pages.trim() == "0 kB"));
-        } else if !line
-            .split(' ')
-            .next()
-            .is_some_and(|word| word.ends_with(':'))
-        {
-            mapping = read_only_mapping_of_a_file(line);
+        match line.split_once(':') {
+            Some(("Anonymous" | "Swap", size)) => {
+                if let Some(mapping) = mappings.last_mut() {
+                    mapping.is_changed |= size.trim() != "0 kB";
+                }
+            }
+            // `THPeligible:` and its like have no space before the colon, as lines of mappings have.
+            Some((field, _)) if !field.contains(' ') => (),
+            _ => mappings.extend(mapping(line)),
         }
     }
-    found
+    let holds = |mapping: &&Mapping<'_>| (mapping.start..mapping.end).contains(&address);
+    let Some(own) = mappings.iter().find(holds).map(|mapping| mapping.file) else {
+        return Vec::new();
+    };
+    let is_pristine = |mapping: &&Mapping<'_>| {
+        mapping.file == own
+            && !mapping.is_changed
+            && ["r-xp", "r--p"].contains(&mapping.permissions)
+    };
+    let pristine = mappings.iter().filter(is_pristine);
+    pristine
+        .map(|mapping| (mapping.start, mapping.end - mapping.start))
+        .collect()
 }
 
-fn read_only_mapping_of_a_file(line: &str) -> Option<(usize, usize)> {
-    let (range, rest) = line.split_once(' ')?;
-    let (start, end) = range.split_once('-')?;
-    let start = usize::from_str_radix(start, 16).ok()?;
-    let end = usize::from_str_radix(end, 16).ok()?;
-    ((rest.starts_with("r-xp ") || rest.starts_with("r--p ")) && rest.contains('/'))
-        .then(|| (start, end.saturating_sub(start)))
+/// `START-END PERMISSIONS OFFSET DEVICE INODE PATH`
+fn mapping(line: &str) -> Option<Mapping<'_>> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let permissions = words.next()?;
+    let _offset = words.next()?;
+    let (device, inode) = (words.next()?, words.next()?);
+    let file = [device, inode, words.next().unwrap_or_default().trim_start()];
+    let [start, end] = [start, end].map(|hex| usize::from_str_radix(hex, 16));
+    let (start, end) = (start.ok()?, end.ok()?);
+    (start <= end).then_some(Mapping {
+        start,
+        end,
+        permissions,
+        file,
+        is_changed: false,
+    })
 }
 
 #[cfg(test)]
@@ -69,27 +102,38 @@ mod tests {
         }
     }
 
-    /// A mapping that was relocated would be lost, and so would a writable one; others have no file that their pages come back from.
+    /// Other files may be unmapped meanwhile; a relocated mapping would be lost, also one that is swapped out.
     #[test]
-    fn only_mappings_whose_pages_are_all_of_their_file_are_given_back() {
-        let mapping = |range: &str, kind: &str, name: &str, anonymous: u32| {
+    fn only_unchanged_mappings_of_the_own_file_are_given_back() {
+        let mapping = |range: &str, kind: &str, file: &str, anonymous: u32, swap: u32| {
             format!(
-                "{range} {kind} 00000000 fe:00 7 {name}\nSize: 8 kB\nRss: 8 kB\nAnonymous: {anonymous} kB\nVmFlags: rd mr\n"
+                "{range} {kind} 00000000 fe:00 {file}\nSize:                  8 kB\nAnonymous:             {anonymous} kB\n\
+                 Swap:                  {swap} kB\nSwapPss:               0 kB\nTHPeligible:           0\nVmFlags: rd mr\n"
             )
         };
+        let own = "7                    /a folder: of programs/adit";
         let smaps = [
-            mapping("1000-3000", "r--p", "/usr/bin/adit", 0),
-            mapping("3000-7000", "r-xp", "/usr/bin/adit", 0),
-            mapping("7000-8000", "r--p", "/usr/bin/adit", 4),
-            mapping("8000-9000", "rw-p", "/usr/bin/adit", 0),
-            mapping("9000-a000", "r--s", "/usr/bin/adit", 0),
-            mapping("a000-b000", "r--p", "", 0),
-            mapping("b000-c000", "r-xp", "[vdso]", 0),
-            mapping("c000-d000", "r-xp", "/lib/libc: 6.so", 0),
+            mapping("1000-3000", "r--p", own, 0, 0),
+            mapping("3000-7000", "r-xp", own, 0, 0),
+            mapping("7000-8000", "r--p", own, 4, 0),
+            mapping("8000-9000", "r--p", own, 0, 4),
+            mapping("9000-a000", "rw-p", own, 0, 0),
+            mapping("a000-b000", "r--s", own, 0, 0),
+            mapping(
+                "b000-c000",
+                "r-xp",
+                "8                    /a folder: of programs/adit",
+                0,
+                0,
+            ),
+            mapping("c000-d000", "r--p", "0 ", 0, 0),
+            mapping("d000-e000", "r-xp", "0                    [vdso]", 0, 0),
         ];
+        let smaps = smaps.concat();
         assert_eq!(
-            mappings_without_own_pages(&smaps.concat()),
-            [(0x1000, 0x2000), (0x3000, 0x4000), (0xc000, 0x1000)]
+            pristine_mappings(&smaps, 0x4000),
+            [(0x1000, 0x2000), (0x3000, 0x4000)]
         );
+        assert_eq!(pristine_mappings(&smaps, 0xf000), []);
     }
 }

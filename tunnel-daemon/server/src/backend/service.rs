@@ -291,18 +291,19 @@ impl Backend {
         };
         let hello = self.settings.server.clone();
         let leases = i64::try_from(*self.settings.leases.borrow()).unwrap_or(i64::MAX);
+        let servers = hello.server_count.max(leases);
+        let few = match *self.settings.agent_links.borrow() {
+            AgentLinks::Unknown | AgentLinks::ToAll => None,
+            AgentLinks::ToFew(links) => Some(links),
+        };
         ServerHello {
             extensions,
             lane_grant,
-            peer: self
-                .settings
-                .peers
-                .as_ref()
-                .map(|peers| peers.hello.clone()),
-            server_count: match *self.settings.agent_links.borrow() {
-                AgentLinks::Unknown | AgentLinks::ToAll => hello.server_count.max(leases),
-                AgentLinks::ToFew(links) => hello.server_count.max(leases).min(links),
-            },
+            peer: self.settings.peers.as_ref().map(|peers| PeerHello {
+                agent_links: few,
+                ..peers.hello.clone()
+            }),
+            server_count: few.map_or(servers, |few| servers.min(few)),
             // Sent only to peers that sent their own version.
             version: link
                 .info

@@ -15,17 +15,18 @@ use adit_core::registry::{Condition, Registry, Scope};
 use adit_core::session::{CancelledDial, DialRequest, Moment, Promise, TunnelKind};
 use adit_core::target::Host;
 use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{sleep_until, timeout};
 
 use crate::owner::owner_hash;
 use crate::router::asked::AskedAgents;
+use crate::router::counted_attempt::CountedAttempt;
 use crate::router::handle::LinkHandle;
 use crate::router::peers::{PeerAnswer, PeerHandle, time_left};
 use crate::router::route::{OpenTunnel, Router};
 use adit_config::limits;
 use adit_net::poll_set::first_of;
-use adit_telemetry::labels::{AgentDial, DialReason, Path, PeerDial};
-use adit_telemetry::{AgentDials, DialCounts};
+use adit_telemetry::DialCounts;
+use adit_telemetry::labels::{Path, PeerDial};
 use adit_tunnel::clock::{instant, moment};
 use adit_tunnel::endpoint::{Carrier, Endpoint};
 use adit_tunnel::pool::OnLane;
@@ -38,6 +39,11 @@ const BACKSTOP: Duration = Duration::from_secs(1);
 const PROVISIONAL: Duration = Duration::from_millis(200);
 /// Times that a dial goes on to another key, because peers have no agent under the one before.
 const KEYS_MAX: usize = 4;
+/// Of a dial that the agent may have seen.
+const LOST: CancelledDial = CancelledDial {
+    failure: DialFailure::LinkLost,
+    written: true,
+};
 /// How long a dial waits for the first peer of a server that has just started.
 const PEERS_WITHIN: Duration = Duration::from_secs(3);
 /// Limit on dials that wait for an agent to reconnect.
@@ -51,6 +57,7 @@ pub(super) struct DialState {
     retries: AtomicU64,
     hedges: AtomicU64,
     failovers: AtomicU64,
+    lost: AtomicU64,
     waited: AtomicU64,
     pub(super) suspicions: AtomicU64,
 }
@@ -63,6 +70,7 @@ impl Default for DialState {
             retries: AtomicU64::new(0),
             hedges: AtomicU64::new(0),
             failovers: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
             waited: AtomicU64::new(0),
             suspicions: AtomicU64::new(0),
         }
@@ -75,6 +83,7 @@ impl DialState {
             retries: self.retries.load(Relaxed),
             hedges: self.hedges.load(Relaxed),
             failovers: self.failovers.load(Relaxed),
+            lost: self.lost.load(Relaxed),
             waited: self.waited.load(Relaxed),
             suspicions: self.suspicions.load(Relaxed),
         }
@@ -98,6 +107,7 @@ impl DialState {
             Reason::NotSent => &self.retries,
             Reason::Slow => &self.hedges,
             Reason::Silent => &self.failovers,
+            Reason::Lost => &self.lost,
         };
         counter.fetch_add(1, Relaxed);
     }
@@ -409,18 +419,33 @@ impl Router {
         (handle, outcome)
     }
 
-    /// Asks the agent over the paths that lead to it, in order: a lane, then the link.
+    /// Asks the agent over the paths that lead to it, in order: a lane, then the link. After a lane that was lost under the dial
+    /// the link is asked, too; the agent may have seen the dial then, whatever becomes of it on the link.
     async fn dial_on(
         &self,
         handle: &LinkHandle,
         wanted: Wanted<'_>,
         on: impl Fn(Path),
     ) -> Result<OpenTunnel<Carrier>, CancelledDial> {
+        let over_link = async || {
+            on(Path::Link);
+            on_link(handle, wanted).await
+        };
         let (carrier, conn) = match self.on_lane(handle, wanted, &on).await {
-            Some(outcome) => outcome?,
-            None => {
-                on(Path::Link);
-                on_link(handle, wanted).await?
+            OnLane::Open(carrier) => {
+                let conn = self.next_lane_conn.fetch_add(1, Relaxed);
+                (carrier, ConnId(conn))
+            }
+            OnLane::Failed(failure) => {
+                let written = !matches!(failure, DialFailure::TooManyPending { .. });
+                return Err(CancelledDial { failure, written });
+            }
+            OnLane::NotSeen => over_link().await?,
+            OnLane::Lost => {
+                let opened = over_link().await;
+                let is_final =
+                    |it: &CancelledDial| it.written || it.failure == DialFailure::SendTimedOut;
+                opened.map_err(|it| if is_final(&it) { it } else { LOST })?
             }
         };
         Ok(OpenTunnel {
@@ -433,28 +458,14 @@ impl Router {
         })
     }
 
-    /// `None`: the agent has not seen the dial.
-    async fn on_lane(
-        &self,
-        handle: &LinkHandle,
-        wanted: Wanted<'_>,
-        on: impl Fn(Path),
-    ) -> Option<Result<(Carrier, ConnId), CancelledDial>> {
-        let lanes = handle.lanes.as_ref()?;
+    async fn on_lane(&self, handle: &LinkHandle, wanted: Wanted<'_>, on: impl Fn(Path)) -> OnLane {
+        let Some(lanes) = &handle.lanes else {
+            return OnLane::NotSeen;
+        };
         let timeout = self.limits.timeout;
         on(Path::Lane);
         let opening = lanes.open(wanted.protocol, wanted.address, timeout, wanted.raw_lane);
-        match opening.await {
-            OnLane::Open(carrier) => {
-                let conn = self.next_lane_conn.fetch_add(1, Relaxed);
-                Some(Ok((carrier, ConnId(conn))))
-            }
-            OnLane::Failed(failure) => {
-                let written = !matches!(failure, DialFailure::TooManyPending { .. });
-                Some(Err(CancelledDial { failure, written }))
-            }
-            OnLane::NotSeen => None,
-        }
+        opening.await
     }
 
     /// The link to ask instead of one that is provisional.
@@ -506,51 +517,7 @@ async fn on_link(
     match outcome.await {
         Ok(Ok(conn)) => Ok((Carrier::Endpoint(endpoint), conn)),
         Ok(Err(cancelled)) => Err(cancelled),
-        Err(_dropped) => Err(CancelledDial {
-            failure: DialFailure::LinkLost,
-            written: true,
-        }),
-    }
-}
-
-/// Counts an attempt for its agent, once. An attempt that is given up, by the client or for another agent's answer, counts if the
-/// agent had its time to answer.
-struct CountedAttempt<'a> {
-    dials: &'a AgentDials,
-    since: Instant,
-    outcome: Option<AgentDial>,
-}
-
-impl<'a> CountedAttempt<'a> {
-    fn new(dials: &'a AgentDials) -> Self {
-        Self {
-            dials,
-            since: Instant::now(),
-            outcome: None,
-        }
-    }
-
-    /// The agent answered, or the attempt failed otherwise.
-    fn ended(&mut self, failure: Option<&DialFailure>) {
-        let refused = |failure| DialReason::of_failure(failure).0 == DialReason::Refused;
-        self.outcome = Some(match failure {
-            Some(failure) if !refused(failure) => AgentDial::Failed,
-            _ if self.is_slow() => AgentDial::Slow,
-            _ => AgentDial::Answered,
-        });
-    }
-
-    fn is_slow(&self) -> bool {
-        self.since.elapsed() > limits::SLOW_DIAL
-    }
-}
-
-impl Drop for CountedAttempt<'_> {
-    fn drop(&mut self) {
-        let given_up = || self.is_slow().then_some(AgentDial::Slow);
-        if let Some(outcome) = self.outcome.or_else(given_up) {
-            self.dials.count(outcome);
-        }
+        Err(_dropped) => Err(LOST),
     }
 }
 
@@ -699,7 +666,7 @@ impl Dialing<'_> {
     /// A candidate not asked before. True with an older link of an agent whose newest link is provisional.
     fn find(&mut self, reason: Reason) -> Option<(Candidate, bool)> {
         let router = self.router;
-        let heard = matches!(reason, Reason::Slow | Reason::Silent);
+        let heard = matches!(reason, Reason::Slow | Reason::Silent | Reason::Lost);
         // Links to skip in this search; a later search may try them.
         let mut passed = self.tried.clone();
         let first = self.first();

@@ -1,6 +1,7 @@
 //! Chooses the agent and the link for a dial, and retries when a dial fails.
 
 mod asked;
+mod counted_attempt;
 mod dial;
 mod forwarded;
 mod handle;

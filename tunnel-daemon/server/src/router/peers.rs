@@ -59,8 +59,8 @@ pub struct PeerHandle {
     pub server: ServerId,
     /// When the link was registered.
     pub since: Instant,
-    /// Number of servers that the peer told its agents to connect to, when it was linked.
-    pub told_count: i64,
+    /// To how many servers the peer told agents to connect, when it was linked; `None`: to all.
+    pub agent_links: Option<i64>,
     /// How soon the peer answers dials.
     pub(super) answers: Arc<AnswerTimes>,
     pub(super) opener: Arc<dyn PeerOpener>,
@@ -118,7 +118,7 @@ impl Drop for ExpectedPeer {
 }
 
 impl Router {
-    /// Adds a peer without keys. `near`: it is in the zone of this server. `told_count`: see [`PeerHandle`].
+    /// Adds a peer without keys. `near`: it is in the zone of this server. `agent_links`: see [`PeerHandle`].
     ///
     /// # Errors
     /// There are too many.
@@ -126,7 +126,7 @@ impl Router {
         self: &Arc<Self>,
         server: ServerId,
         near: bool,
-        told_count: i64,
+        agent_links: Option<i64>,
         opener: Arc<dyn PeerOpener>,
         series: Arc<PeerSeries>,
     ) -> Result<RegisteredPeer, TooManyPeers> {
@@ -134,7 +134,7 @@ impl Router {
             id: self.new_link(),
             server,
             since: Instant::now(),
-            told_count,
+            agent_links,
             answers: Arc::default(),
             opener,
             is_silent: Arc::default(),

@@ -14,10 +14,12 @@ use crate::support::connect::say;
 use crate::support::lanes::{self, IDLE};
 use crate::support::process::{ask, metric, scrape, sum, value};
 use crate::support::wait::{eventually, until, within};
-use crate::support::world::World;
+use crate::support::world::{World, sample};
 use crate::support::{connect, targets};
 
 const SILENT: &str = "adit_links_silent";
+const PENDING: &str = "konnectivity_network_proxy_server_pending_backend_dials";
+const ANSWERED: &str = "konnectivity_network_proxy_server_dial_duration_seconds_count";
 /// Dials per test.
 const DIALS: usize = 60;
 /// Interval between the starts of two dials.
@@ -89,6 +91,42 @@ async fn no_dial_fails_while_one_of_two_agents_is_stopped() {
             "konnectivity_network_proxy_server_dial_failure_count",
         );
         assert_eq!(failures, 0.0, "{text}");
+    }
+}
+
+/// Dials that it has not answered go to the other one, which answers long before they would have been hedged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_dial_fails_when_one_of_two_agents_is_killed() {
+    let (target, _echo) = targets::local_echo().await;
+    for flags in [&[][..], &["--lanes-per-link=0"]] {
+        let processes = Processes::start(flags).await;
+        let mut killed = processes.agent("killed", &[]);
+        let _other = processes.agent("other", &[]);
+        processes.links(2.0).await;
+        stop(&killed).await;
+        let began = Instant::now();
+        let dials: JoinSet<_> = (0..DIALS)
+            .map(|_dial| dial(processes.world.connect(), target.clone()))
+            .collect();
+        let health = processes.health;
+        eventually("only dials of the stopped agent wait", async || {
+            let waiting = value(health, PENDING).await;
+            let answered = value(health, ANSWERED).await;
+            waiting >= 1.0 && waiting + answered == DIALS as f64
+        })
+        .await;
+        let waited = began.elapsed();
+        killed.kill();
+        let heads = dials.join_all().await;
+        let took = began.elapsed() - waited;
+        let opened = |(head, _): &(String, Duration)| head.contains(" 200 ");
+        assert!(heads.iter().all(opened), "{heads:?}");
+        println!("{flags:?}: {waited:?} before, {took:?} after the kill");
+        let lost = "adit_dial_retries_total{reason=\"lost\"}";
+        eventually("it is counted", async || {
+            sample(&scrape(health).await, lost) > Some(0.0)
+        })
+        .await;
     }
 }
 

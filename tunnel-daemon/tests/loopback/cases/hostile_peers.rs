@@ -50,16 +50,11 @@ fn keys(hosts: impl Iterator<Item = String>, draining: bool) -> Payload {
 
 /// A server that asks a stub, and the stub's end of the link.
 async fn asked(files: &PeerFiles) -> (World, StubServer, Call) {
-    asked_with(files, "destHost").await
-}
-
-async fn asked_with(files: &PeerFiles, strategies: &str) -> (World, StubServer, Call) {
     let mut stub = StubServer::peer(files, "stub").await;
     let peer = format!("--peer={}", stub.address());
     let flags = files.flags("front");
     let mut flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let strategies = format!("--proxy-strategies={strategies}");
-    flags.extend(["--server-id=front", &strategies, &peer]);
+    flags.extend(["--server-id=front", "--proxy-strategies=destHost", &peer]);
     let world = World::start(&flags).await;
     let mut call = stub.accept().await.greet_as_peer();
     call.packet(
@@ -93,59 +88,6 @@ async fn a_server_that_is_asked_and_dials_back_loses_its_link() {
         assert_eq!(world.server().reachable_keys(), 0);
     }
     assert!(target.accept().now_or_never().is_none(), "it was dialled");
-}
-
-/// A lane that is lost under a dial is replaced by the next one. What the peer says there of this dial does not show that nobody
-/// was asked, so it is no reason to go on to agents of the next strategy.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dial_whose_lane_at_a_peer_is_lost_takes_another_lane_and_no_other_strategy() {
-    let files = PeerFiles::new();
-    let (world, mut stub, _call) = asked_with(&files, "destHost,default").await;
-    let _other = world.agent("agent-1", &[]).await;
-    let socket = world.connect();
-    for is_there in [true, false] {
-        let asked = async {
-            let mut one = ServerLane::bound(&mut stub).await;
-            let mut two = ServerLane::bound(&mut stub).await;
-            let opened = async |lane: &mut ServerLane| {
-                while !matches!(
-                    lane.event().await.expect("the lane lives"),
-                    LaneEvent::Open(_)
-                ) {}
-            };
-            let is_one = tokio::select! {
-                () = opened(&mut one) => true,
-                () = opened(&mut two) => false,
-            };
-            let (lost, mut next) = if is_one { (one, two) } else { (two, one) };
-            drop(lost);
-            opened(&mut next).await;
-            if is_there {
-                next.end.accept();
-            } else {
-                next.end.refuse(RefusalCode::NotHere, "");
-            }
-            next.flush().await;
-            next
-        };
-        let head = connect::head("host:80");
-        let client = async {
-            let mut answer = connect::request(&socket, &head).await;
-            let status = answer.status();
-            if status == 200 {
-                (status, String::new())
-            } else {
-                (status, connect::rest(&mut answer.stream).await)
-            }
-        };
-        let (answer, _lane) =
-            within("an answer", Box::pin(async { tokio::join!(client, asked) })).await;
-        let expected = match is_there {
-            true => (200, ""),
-            false => (502, "Backend context error: context canceled\r\n"),
-        };
-        assert_eq!((answer.0, answer.1.as_str()), expected);
-    }
 }
 
 /// Keys that never end, or are too long, cost the peer its link and nobody else anything.

@@ -115,6 +115,33 @@ async fn a_dial_whose_lane_is_lost_goes_over_the_link() {
     }
 }
 
+/// As when the agent is killed: whichever end the server sees first, the agent may have dialled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dial_whose_lane_and_link_end_fails_as_one_that_was_sent() {
+    for link_first in [false, true] {
+        let world = World::start(&[]).await;
+        let (connection, call, mut lane) = stub_lane::bound(&world).await;
+        one_idle(&world).await;
+        let agent = async {
+            while !matches!(lane.event().await, Some(LaneEvent::Open(_))) {}
+            let link = (connection, call);
+            if link_first {
+                drop(link);
+                until("no link", || world.server().links() == 0).await;
+                drop(lane);
+            } else {
+                drop(lane);
+                drop(link);
+            }
+        };
+        let (socket, head) = (world.connect(), connect::head("10.0.0.1:80"));
+        let dial = connect::refused(&socket, &head);
+        let (answer, ()) = within("an answer", async { tokio::join!(dial, agent) }).await;
+        let lost = "Backend context error: context canceled\r\n".to_owned();
+        assert_eq!(answer, (502, lost), "the link ends first: {link_first}");
+    }
+}
+
 /// The target gets one dial only.
 ///
 /// Limit (times): OPEN without acknowledgement by the agent's kernel | the lane is cut after 2 s and the dial uses the

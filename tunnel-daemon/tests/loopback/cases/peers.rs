@@ -369,7 +369,13 @@ async fn a_peer_that_leaves_keeps_its_tunnels_and_gets_no_dials() {
         connect::echo(stream, b"within the grace").await;
     }
     drop((streams, more));
-    within("its end, with its last tunnel", stopping.join_all()).await;
+    // As against one that is lost: it may be replaced.
+    let has_left = |why: &String| why.contains("has left");
+    let known = until("its leave is known", || {
+        front.peer_failures().iter().any(has_left)
+    });
+    let end = async { tokio::join!(stopping.join_all(), known) };
+    within("its end, with its last tunnel", end).await;
 }
 
 /// The other server's own rules hold for what this one forwards, by the names in this one's certificate.

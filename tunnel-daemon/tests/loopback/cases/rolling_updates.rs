@@ -185,6 +185,8 @@ async fn no_dial_fails_while_servers_are_replaced_one_by_one() {
         .await;
         let links = made() - before;
         println!("MEASURED {links} links for {} agents", agents());
+        // In the gate agents know their servers by address, and the balancer sees none.
+        assert!(links > 0 || !is_nightly(), "connections are counted");
         assert!(
             links <= 2 * agents(),
             "{links} links for {} agents",

@@ -87,7 +87,11 @@ impl Changes {
                     watch.and_then(Watch::of)
                 }
                 Err(ReadError::Pending { .. }) => continue,
-                Err(lost) => Err(io::Error::other(lost)),
+                // This process ends, most likely with an error that is to be its last line.
+                Err(ReadError::Lost) => {
+                    self.setting_up = None;
+                    return;
+                }
             };
             self.setting_up = None;
             self.watch = watch

@@ -54,7 +54,7 @@ impl Opening<'_> {
                     // As when a balancer has cut an idle connection. The agent cancels what it may have begun.
                     LaneFailure::Io(_) | LaneFailure::Closed => {
                         self.pool.lost(&failure);
-                        OnLane::NotSeen
+                        OnLane::Lost
                     }
                     LaneFailure::Violation(_) => self.fail(&failure),
                 }

@@ -394,7 +394,7 @@ fn a_later_phase_counts_only_when_an_earlier_one_has_neither_agent_nor_peer() {
         drawn(|draw| {
             world
                 .0
-                .pick_again(&scope(""), Some("p"), true, draw, exclude)
+                .pick_owned(&scope(""), &|of| of == Some("p"), true, draw, exclude)
         })
     };
     let heard = order.map(LinkId);

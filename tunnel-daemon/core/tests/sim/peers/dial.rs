@@ -143,7 +143,7 @@ impl PeerWorld {
                 self.seen.hedged += 1;
                 self.seen.hedged_at_peer += u64::from(is_peer);
             }
-            Reason::Silent => {
+            Reason::Silent | Reason::Lost => {
                 dial.replacements += 1;
                 self.seen.failed_over += 1;
             }
@@ -191,7 +191,7 @@ impl PeerWorld {
     }
 
     fn find(&mut self, at: usize, reason: Reason) -> Option<LinkId> {
-        let heard = matches!(reason, Reason::Slow | Reason::Silent);
+        let heard = matches!(reason, Reason::Slow | Reason::Silent | Reason::Lost);
         let draw = self.rng.next();
         let dial = &self.dials[at];
         let tried: Vec<LinkId> = dial.tried.iter().map(|tried| tried.link).collect();
