@@ -117,9 +117,14 @@ impl Attempts {
             DialFailure::SendTimedOut | DialFailure::TimedOut => (),
             _ if !written => {
                 self.unsent = Some(failure);
+                if is_alone && !self.has_lost {
+                    return Step::Ask(Reason::NotSent);
+                }
+                if is_alone && self.replacements >= REPLACEMENTS_MAX {
+                    return Step::Fail(self.first_refusal(DialFailure::LinkLost));
+                }
                 if is_alone {
-                    let lost = self.has_lost && self.replacements < REPLACEMENTS_MAX;
-                    return Step::Ask(if lost { Reason::Lost } else { Reason::NotSent });
+                    return Step::Ask(Reason::Lost);
                 }
             }
             // The agent may live on: it gives up the link of a server that it does not hear.
