@@ -278,7 +278,9 @@ impl LanePath {
     /// As [`ProgressTimer::has_run_out`].
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
         let lane = self.lane.as_ref();
-        self.state.has_run_out(cx, limit, || bytes_on_the_way(lane))
+        self.state
+            .timer
+            .has_run_out(cx, limit, || bytes_on_the_way(lane))
     }
 
     fn fail(&mut self, failure: &LaneFailure) {

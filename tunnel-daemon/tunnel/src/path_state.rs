@@ -3,7 +3,6 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use adit_config::limits;
 use adit_core::session::{ProcessBudget, Queued, TunnelEnd};
@@ -146,21 +145,13 @@ impl PathState {
     ) -> bool {
         let delivers = |end: &TunnelEnd| end.delivers_rest();
         if self.end.as_ref().is_some_and(delivers)
-            && self.has_run_out(cx, limits::LINGER_TIMEOUT, on_the_way)
+            && self
+                .timer
+                .has_run_out(cx, limits::LINGER_TIMEOUT, on_the_way)
         {
             self.end = Some(TunnelEnd::LingerExpired);
         }
         self.end.as_ref().is_some_and(|end| !end.delivers_rest())
-    }
-
-    /// As [`ProgressTimer::has_run_out`].
-    pub(super) fn has_run_out(
-        &mut self,
-        cx: &mut Context<'_>,
-        limit: Duration,
-        on_the_way: impl Fn() -> usize,
-    ) -> bool {
-        self.timer.has_run_out(cx, limit, on_the_way)
     }
 }
 

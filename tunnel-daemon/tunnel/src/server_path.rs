@@ -280,6 +280,7 @@ impl ServerPath {
     fn has_run_out(&mut self, cx: &mut Context<'_>, limit: Duration) -> bool {
         let (connection, out) = (&self.connection, &self.out);
         self.state
+            .timer
             .has_run_out(cx, limit, || bytes_on_the_way(connection, out))
     }
 
