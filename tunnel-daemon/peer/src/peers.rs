@@ -47,9 +47,6 @@ const SOON_FOR: Duration = Duration::from_secs(60);
 /// Time for one lookup.
 const LOOKUP_MAX: Duration = Duration::from_secs(5);
 
-/// Peers that have left and are remembered.
-const LEFT_MAX: usize = PEERS_MAX;
-
 /// What peers are linked with.
 pub struct PeerSettings {
     /// Where peers are.
@@ -100,14 +97,14 @@ pub struct PeerView {
     pub state: PeerState,
 }
 
-/// When peers have left whose places no other has taken yet, [`LEFT_MAX`] at most.
+/// When peers have left whose places no other has taken yet, [`PEERS_MAX`] at most.
 #[derive(Default)]
 pub(crate) struct LeftPeers(Mutex<Vec<Instant>>);
 
 impl LeftPeers {
     fn left(&self) {
         let mut left = locked(&self.0);
-        if left.len() < LEFT_MAX {
+        if left.len() < PEERS_MAX {
             left.push(Instant::now());
         }
     }

@@ -209,6 +209,8 @@ mod tests {
 
     /// Agents connect to two of five servers once all five have known each other for a minute, and to all again as soon as one
     /// is missing, but for one that has left to be replaced.
+    ///
+    /// Limit (times): A server that shuts down, until peers tell agents to connect to all | 60 s from its signal
     #[tokio::test(start_paused = true)]
     async fn agents_are_told_a_smaller_count_only_while_all_servers_are_peers() {
         let world = World::start();
@@ -245,6 +247,9 @@ mod tests {
 
     /// A server that has started says what its peers say, once all of them are linked, and for two minutes. Until then agents wait,
     /// for a second at most, and not where a peer says something else.
+    ///
+    /// Limit (times): Agents of a server that has just started | wait up to 1 s for what its peers tell agents, which it repeats for
+    /// 2 min
     #[tokio::test(start_paused = true)]
     async fn a_new_server_tells_agents_the_count_of_its_peers() {
         let world = World::start();
