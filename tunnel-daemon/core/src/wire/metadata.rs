@@ -557,6 +557,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_servers_say_of_themselves_to_each_other_round_trips() {
+        for agent_links in [None, Some(2)] {
+            let server = ServerHello {
+                server: ServerId::new("s"),
+                server_count: 3,
+                extensions: Extensions::default(),
+                version: PeerVersion::default(),
+                zone: None,
+                lane_grant: None,
+                peer: Some(PeerHello {
+                    group: "g".to_owned(),
+                    incarnation: u64::MAX,
+                    agent_links,
+                }),
+            };
+            let pairs = server.to_headers();
+            assert_eq!(ServerHello::from_headers(borrowed(&pairs)), Ok(server));
+        }
+    }
+
     fn grant() -> LaneGrant {
         LaneGrant {
             link: LinkId(u64::MAX),
